@@ -1,0 +1,126 @@
+"""`AsyncLLM`: the library for asyncio programs, one prompt per call, streamed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from trivium.doors.library.answers import Answer, Asked
+from trivium.doors.library.arguments import LibraryOptions, read_arguments
+from trivium.doors.library.outputs import RequestOutput
+from trivium.doors.library.preparation import Preparation
+from trivium.doors.library.progress import LoadProgress
+from trivium.doors.library.sampling_params import SamplingParams
+from trivium.engine.engine import Engine
+from trivium.engine.outputs import OutputDelta
+from trivium.errors import RequestError
+
+if TYPE_CHECKING:
+    from trivium.models.tokenizer import Tokenizer
+
+__all__ = ["AsyncLLM"]
+
+_Inbox = asyncio.Queue[list[OutputDelta]]
+
+
+class AsyncLLM:
+    """A loaded model for one event loop: `llm = await AsyncLLM.load(...)`, then `async for piece in llm.generate(...)`.
+
+    Any number of generators may run at once; the engine batches them. Ending a generator early, or cancelling the task that
+    reads it, aborts its request. Unlike `LLM`, a full waiting queue raises `QueueFullError`: the caller decides what waits.
+    """
+
+    def __init__(self, engine: Engine, options: LibraryOptions | None = None) -> None:
+        """A door to an engine that is loaded already, for the running loop; `load` is the usual way."""
+        self.engine = engine
+        self._preparation = Preparation(engine, options or LibraryOptions(engine.config))
+        self._loop = asyncio.get_running_loop()
+        self._inboxes: dict[str, _Inbox] = {}
+
+    @classmethod
+    async def load(cls, model: str, **kwargs: Any) -> AsyncLLM:
+        """Load a model without blocking the loop. Takes and raises what `LLM` does."""
+        from trivium.engine.native_engine import NativeEngine
+
+        options = read_arguments(model=model, **kwargs)
+        return cls(await asyncio.to_thread(NativeEngine.load, options.config, LoadProgress(str(model))), options)
+
+    def generate(self, prompt: Any, sampling_params: SamplingParams | None = None) -> AsyncGenerator[RequestOutput, None]:
+        """Continue one prompt (a str, token ids or a dict): yields pieces with the new text and token ids.
+
+        With `n` > 1 the pieces of the samples come interleaved, told apart by `outputs.index`. Raises as `LLM.generate` does.
+        """
+        return self._stream(lambda: self._preparation.prompts(prompt, sampling_params))
+
+    def chat(
+        self,
+        messages: Any,
+        sampling_params: SamplingParams | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template: Any = None,
+        tools: Any = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answer one conversation (a list of message dicts): yields pieces, as `generate`."""
+        return self._stream(
+            lambda: self._preparation.conversations(messages, sampling_params, chat_template_kwargs, chat_template, tools)
+        )
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.engine.tokenizer
+
+    async def shutdown(self) -> None:
+        """Abort what runs and free the model. Idempotent."""
+        await asyncio.to_thread(self.engine.shutdown)
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    async def _stream(self, prepare: Callable[[], list[Asked]]) -> AsyncGenerator[RequestOutput, None]:
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("an AsyncLLM belongs to the event loop it was loaded in")
+        asked = await asyncio.to_thread(prepare)
+        if len(asked) != 1:
+            raise RequestError(f"AsyncLLM takes one prompt per call, got {len(asked)}; call it once for each", field="prompt")
+        request = asked[0].request
+        answers = [Answer(asked[0], index, self._preparation.reader) for index in range(request.n)]
+        inbox = self._inboxes[request.request_id] = asyncio.Queue()
+        unfinished = request.n
+        try:
+            self.engine.submit([request], self._receive)
+            while unfinished:
+                for index, deltas in _by_index(await inbox.get()).items():
+                    piece = answers[index].piece(deltas)
+                    unfinished -= piece.finished
+                    yield piece
+        finally:
+            del self._inboxes[request.request_id]
+            if unfinished:
+                self.engine.abort([request.request_id])
+
+    def _receive(self, outputs: Sequence[OutputDelta]) -> None:
+        """The engine's sink, on its thread: wakes the loop once per step."""
+        self._loop.call_soon_threadsafe(self._deliver, list(outputs))
+
+    def _deliver(self, outputs: list[OutputDelta]) -> None:
+        grouped: dict[str, list[OutputDelta]] = {}
+        for delta in outputs:
+            grouped.setdefault(delta.request_id, []).append(delta)
+        for request_id, deltas in grouped.items():
+            inbox = self._inboxes.get(request_id)
+            if inbox is not None:  # else its reader has gone and the abort is on its way
+                inbox.put_nowait(deltas)
+
+
+def _by_index(deltas: list[OutputDelta]) -> dict[int, list[OutputDelta]]:
+    grouped: dict[int, list[OutputDelta]] = {}
+    for delta in deltas:
+        grouped.setdefault(delta.index, []).append(delta)
+    return grouped

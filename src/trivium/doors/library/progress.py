@@ -1,0 +1,69 @@
+"""Progress bars: for batches, and for loading big models."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from tqdm import tqdm
+
+from trivium.engine.outputs import OutputDelta
+
+__all__ = ["BatchProgress", "LoadProgress"]
+
+
+class BatchProgress:
+    """The bar "Processed prompts": one tick per finished prompt, with input and output tokens per second."""
+
+    def __init__(self, samples: Sequence[int], *, enabled: bool) -> None:
+        """`samples` holds each prompt's number of samples."""
+        self._bar = tqdm(total=len(samples), desc="Processed prompts", unit="prompt", disable=not enabled, dynamic_ncols=True)
+        self._left = list(samples)
+        self._start = time.monotonic()
+        self._input = 0
+        self._output = 0
+
+    def __enter__(self) -> BatchProgress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.close()
+
+    def take(self, prompt: int, delta: OutputDelta) -> None:
+        """Count a delta of prompt number `prompt`."""
+        self._output += len(delta.token_ids)
+        if not delta.finished:
+            return
+        self._left[prompt] -= 1
+        if self._left[prompt]:
+            return
+        self._input += delta.num_prompt_tokens
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        self._bar.set_postfix_str(
+            f"input {self._input / seconds:.1f} tok/s, output {self._output / seconds:.1f} tok/s", refresh=False
+        )
+        self._bar.update(1)
+
+
+class LoadProgress:
+    """A bar for reading a model of more than 300 MB, on a terminal, unless `TRIVIUM_PROGRESS=0`.
+
+    Called with bytes done and bytes in all.
+    """
+
+    BIG = 300_000_000
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._bar: tqdm[None] | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            wanted = total > self.BIG and sys.stderr.isatty() and os.environ.get("TRIVIUM_PROGRESS") != "0"
+            self._bar = tqdm(total=total, desc=f"Loading {self._name}", unit="B", unit_scale=True, disable=not wanted)
+        self._bar.update(done - self._bar.n)
+        if done >= total:
+            self._bar.close()

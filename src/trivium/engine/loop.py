@@ -1,0 +1,293 @@
+"""The engine's thread: takes what the doors ask for, runs step after step, and tells the doors what came of it."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+from trivium.engine.detokenizer import Detokenizer
+from trivium.engine.inbox import Inbox, Message
+from trivium.engine.outbox import Outbox
+from trivium.engine.outputs import FinishReason, OutputDelta
+from trivium.engine.postprocess import accept_tokens, collect_prompt_logprobs, last_delta
+from trivium.engine.sample import ActiveRequest, Sample
+from trivium.engine.sampler_factory import SamplerFactory
+from trivium.engine.scheduler import Chunk, Scheduler, StepPlan
+from trivium.engine.step_batch import StepBatch
+from trivium.errors import EngineError
+
+if TYPE_CHECKING:
+    from trivium._native import Model, StepResult
+    from trivium.models.tokenizer import Tokenizer
+
+__all__ = ["EngineLoop"]
+
+log = logging.getLogger("trivium")
+
+_JOIN_SECONDS = 30.0  # a step of a large model on a slow machine, with room
+
+
+class EngineLoop:
+    """Owns the native model and the scheduler. Public methods may be called from any thread.
+
+    One turn of the thread is: messages, deadlines, one step (schedule, run, accept), delivery. A fault ends the samples that it
+    concerns and nothing else: one sample when it can be told which, those of the batch otherwise.
+    """
+
+    def __init__(
+        self,
+        native: Model,
+        new_scheduler: Callable[[], Scheduler],
+        batch: StepBatch,
+        samplers: SamplerFactory,
+        tokenizer: Tokenizer,
+        max_waiting: int,
+    ) -> None:
+        self._native = native
+        self._new_scheduler = new_scheduler
+        self._scheduler = new_scheduler()
+        self._batch = batch
+        self._samplers = samplers
+        self._tokenizer = tokenizer
+        self._outbox = Outbox()
+        self._chunks: list[Chunk] = []  # of the step in progress: what a fault ends
+        self.inbox = Inbox(max_waiting, self._scheduler.blocks.num_blocks)
+        self.last_step_time = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="trivium-engine", daemon=True)
+        _loops.add(self)
+        self._thread.start()
+
+    def submit(self, requests: Sequence[ActiveRequest]) -> None:
+        """Queue prepared requests, all or none. Raises EngineDeadError, RequestError, QueueFullError."""
+        self.inbox.submit(requests, self._add)
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests; unknown ids are ignored."""
+        self.inbox.post(self._abort, list(request_ids))
+
+    def reset_prefix_cache(self) -> None:
+        """Forget cached prefixes before the next step."""
+        self.inbox.post(self._reset_prefix_cache, None)
+
+    def stop(self) -> None:
+        """Have the thread abort what is left, free the model and end. Does not wait."""
+        self.inbox.close("the engine has been shut down")
+
+    def join(self) -> None:
+        """Wait until the thread has ended; not on the thread itself, where a sink may have asked for the shutdown."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            while (messages := self.inbox.take()) is not None:
+                self._turn(messages)
+                del messages  # an idle engine must not keep requests and their doors alive
+        finally:
+            self._end_all()
+
+    def _turn(self, messages: list[Message]) -> None:
+        try:
+            for handle, argument in messages:
+                handle(argument)
+            self._step()
+        except Exception as error:
+            log.exception("a step of the engine failed; what it worked on ends with an error")
+            self._fail(error)
+        self._chunks = []
+        self._deliver()
+        if self.inbox.idle:
+            self._check_idle()
+
+    # One step
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        scheduler = self._scheduler
+        for late in scheduler.expired(now):
+            self._end(cast(Sample, late), "timeout")
+        if not scheduler.num_running and not scheduler.num_waiting:
+            self._record(0, 0, 0)
+            return
+        plan = scheduler.schedule(now)
+        if not plan.chunks:
+            raise EngineError(f"none of {scheduler.num_waiting} waiting sequences can be scheduled")
+        self._chunks = plan.chunks
+        if plan.copies:
+            self._native.copy_blocks(plan.copies)
+        self._prepare(plan)
+        if plan.chunks:
+            self._accept(plan, self._batch.run(self._native, plan.chunks))
+
+    def _prepare(self, plan: StepPlan) -> None:
+        """Give new samples their sampler, constrained ones their mask. A sample that this fails for leaves the plan."""
+        self._batch.clear()
+        failed: list[tuple[Chunk, Exception]] = []
+        for chunk in plan.chunks:
+            sample = cast(Sample, chunk.sequence)
+            if sample.plain and sample.sampler is not None:
+                continue
+            try:
+                self._prepare_sample(sample, chunk.sample)
+            except Exception as error:
+                log.exception("request %s could not be prepared", sample.request.request_id)
+                failed.append((chunk, error))
+        for chunk, fault in failed:
+            plan.chunks.remove(chunk)
+            self._end(cast(Sample, chunk.sequence), "error", fault)
+
+    def _prepare_sample(self, sample: Sample, samples_now: bool) -> None:
+        if sample.sampler is None:
+            request, sampling = sample.request, sample.request.sampling
+            sample.sampler = self._samplers.make(sample.active.sampler_arguments, request.prompt_token_ids, sample.seed)
+            sample.detokenizer = Detokenizer(
+                self._tokenizer,
+                skip_special_tokens=sampling.skip_special_tokens,
+                stop=sampling.stop,
+                include_stop=sampling.include_stop,
+            )
+        if not samples_now:
+            return
+        if sample.forced:
+            sample.sampler.force(sample.forced[0])
+        if sample.matcher is not None:
+            sample.mask_row = self._batch.add_mask(sample.matcher) if sample.constrained else -1
+
+    def _accept(self, plan: StepPlan, result: StepResult) -> None:
+        now = self.last_step_time = time.monotonic()
+        tokens, logprobs, prompt_logprobs = result.tokens, result.logprobs, result.prompt_logprobs
+        deltas: list[tuple[Sample, OutputDelta]] = []
+        failed: list[tuple[Chunk, Exception]] = []
+        num_prompt_tokens = 0
+        for i, chunk in enumerate(plan.chunks):
+            sample = cast(Sample, chunk.sequence)
+            num_prompt_tokens += max(0, min(chunk.start + chunk.length, sample.num_prompt_tokens) - chunk.start)
+            try:
+                if (rows := prompt_logprobs[i]) is not None:
+                    collect_prompt_logprobs(sample, rows)
+                if accepted := tokens[i]:
+                    if accepted[0] < 0:
+                        raise EngineError("the model's output is not finite, or no token is allowed")
+                    deltas.append((sample, accept_tokens(sample, accepted, logprobs[i], now)))
+            except Exception as error:
+                log.exception("request %s failed", sample.request.request_id)
+                failed.append((chunk, error))
+        for chunk, _ in failed:  # what they computed may be wrong, and must not be offered to the prefix cache
+            plan.chunks.remove(chunk)
+        self._scheduler.complete(plan)
+        for chunk, fault in failed:
+            self._end(cast(Sample, chunk.sequence), "error", fault)
+        for sample, delta in deltas:
+            self._tell(sample, delta)
+        self._record(1, num_prompt_tokens, sum(len(delta.token_ids) for _, delta in deltas))
+
+    def _record(self, steps: int, prompt_tokens: int, generated_tokens: int) -> None:
+        self.inbox.record(self._scheduler, steps=steps, prompt_tokens=prompt_tokens, generated_tokens=generated_tokens)
+
+    # The life of requests
+
+    def _add(self, samples: list[Sample]) -> None:
+        now = time.monotonic()
+        for sample in samples:
+            try:
+                self._scheduler.add(sample, now)
+            except RuntimeError as error:
+                log.exception("request %s cannot be scheduled", sample.request.request_id)
+                self._end(sample, "error", error)
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            if (active := self.inbox.find(request_id)) is not None:
+                for sample in tuple(active.samples):
+                    self._end(sample, "abort")
+
+    def _reset_prefix_cache(self, _: None) -> None:
+        self._scheduler.blocks.reset_prefix_cache()
+
+    def _fail(self, error: Exception) -> None:
+        """End the step's samples; all of them, if the fault came before any were chosen."""
+        samples = [cast(Sample, chunk.sequence) for chunk in self._chunks]
+        for sample in samples or [sample for active in self.inbox.unfinished() for sample in active.samples]:
+            self._end(sample, "error", error)
+        self._record(0, 0, 0)
+
+    def _end_all(self) -> None:
+        self.stop()
+        for handle, argument in self.inbox.drain():
+            handle(argument)
+        for active in self.inbox.unfinished():
+            for sample in tuple(active.samples):
+                self._end(sample, "abort")
+        self._record(0, 0, 0)
+        self._deliver()
+        del self._native  # frees the weights, though someone may still hold the engine
+
+    def _end(self, sample: Sample, reason: FinishReason, error: Exception | None = None) -> None:
+        """End a sample from outside its tokens."""
+        if sample.ended:
+            return
+        if error is not None and not isinstance(error, EngineError):
+            failure = EngineError(f"the engine failed on this request: {error!r}")
+            failure.__cause__ = error
+            error = failure
+        self._tell(sample, last_delta(sample, reason, error))
+
+    def _tell(self, sample: Sample, delta: OutputDelta) -> None:
+        """Put a delta into the outbox; the last one lets the sample go."""
+        active = sample.active
+        self._outbox.add(active.sink, delta)
+        if delta.finish_reason is None:
+            return
+        sample.ended = True
+        try:
+            self._scheduler.finish(sample)
+        except Exception:
+            log.exception("the scheduler failed to let request %s go", delta.request_id)
+        sample.sampler = sample.detokenizer = sample.matcher = sample.thought = None
+        active.unfinished -= 1
+        if not active.unfinished:
+            active.samples.clear()  # breaks the circle, so that the door's objects go with the last reference
+        self.inbox.finished(active, delta.finish_reason, last=not active.unfinished)
+
+    def _deliver(self) -> None:
+        while self._outbox:
+            if failed := self._outbox.deliver():
+                self._abort(failed)
+                self._record(0, 0, 0)
+
+    def _check_idle(self) -> None:
+        """With nothing to do, every block must be free. If the books are wrong, new ones are safe now."""
+        try:
+            self._scheduler.check_integrity()
+        except RuntimeError:
+            log.exception("the scheduler's books are wrong; starting new ones")
+            old, self._scheduler = self._scheduler, self._new_scheduler()
+            self._scheduler.num_preemptions = old.num_preemptions
+            self._scheduler.prefix_queries, self._scheduler.prefix_hits = old.prefix_queries, old.prefix_hits
+            self._record(0, 0, 0)
+
+
+_loops: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
+
+
+def _stop_loops() -> None:
+    """End the threads while the interpreter is whole: a daemon thread that wakes up later takes the process down."""
+    for loop in list(_loops):
+        loop.stop()
+    for loop in list(_loops):
+        loop.join()
+
+
+def _close_in_child() -> None:
+    for loop in list(_loops):
+        loop.inbox.forked("the engine's threads did not survive fork(); load the model after the fork")
+
+
+atexit.register(_stop_loops)
+os.register_at_fork(after_in_child=_close_in_child)

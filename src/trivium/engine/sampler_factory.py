@@ -1,0 +1,78 @@
+"""From `SamplingOptions` to the native core's `Sampler`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trivium.engine.sampling import SamplingOptions
+
+if TYPE_CHECKING:
+    from trivium._native import Sampler
+    from trivium.models.tokenizer import Tokenizer
+
+__all__ = ["SamplerFactory", "sample_seed"]
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The seed of sample `index` of a request: `seed` itself for the first, a 64-bit hash (BLAKE2b) of both for the others."""
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(seed.to_bytes(8, "little") + index.to_bytes(8, "little"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+class SamplerFactory:
+    """Makes samplers for one model. `sampler_type` is `trivium._native.Sampler`, or a stand-in with the same arguments."""
+
+    def __init__(
+        self, sampler_type: type[Sampler], tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]
+    ) -> None:
+        self._sampler_type = sampler_type
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+
+    def resolve(self, sampling: SamplingOptions) -> dict[str, Any]:
+        """The sampler's arguments that all samples of a request share."""
+        bias = sorted(sampling.logit_bias.items())
+        return {
+            "vocab_size": self._vocab_size,
+            "temperature": sampling.temperature,
+            "top_k": min(max(sampling.top_k, 0), self._vocab_size),
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "penalty_window": sampling.penalty_window or 0,
+            "min_tokens": sampling.min_tokens,
+            "suppressed": np.array(self._suppressed(sampling), np.int32),
+            "bad_words": self._bad_words(sampling),
+            "bias_ids": np.array([token for token, _ in bias], np.int32),
+            "bias_values": np.array([value for _, value in bias], np.float32),
+            "logprobs": -2 if sampling.logprobs is None else sampling.logprobs,
+            "logprobs_mode": sampling.logprobs_mode,
+        }
+
+    def make(self, arguments: dict[str, Any], prompt: list[int], seed: int) -> Sampler:
+        """A sampler with no output yet."""
+        return self._sampler_type(prompt=np.array(prompt, np.int32), seed=seed, **arguments)
+
+    def _suppressed(self, sampling: SamplingOptions) -> list[int]:
+        """What must not come before `min_tokens`: whatever would end the sample with one token."""
+        if not sampling.min_tokens:
+            return []
+        single = (ids[0] for ids in sampling.stop_token_sequences if len(ids) == 1)
+        return sorted({*self._eos_token_ids, *sampling.stop_token_ids, *single})
+
+    def _bad_words(self, sampling: SamplingOptions) -> list[list[int]]:
+        """Token sequences of each word at the start of a text and after a space, which tokenizers spell differently."""
+        spellings: Iterable[tuple[int, ...]] = sampling.bad_words_token_ids
+        for word in sampling.bad_words:
+            bare = word.lstrip() or word
+            spellings = (*spellings, tuple(self._tokenizer.encode(bare)), tuple(self._tokenizer.encode(" " + bare)))
+        return [list(ids) for ids in dict.fromkeys(spellings) if ids]

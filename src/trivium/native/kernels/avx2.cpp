@@ -1,0 +1,24 @@
+// The kernels for AVX2 with FMA and F16C. Compiled with flags of its own: nothing here may leak into other translation units.
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels.h"
+
+namespace trivium {
+namespace {
+
+#include "simd_avx2.h"
+constexpr const char* kName = "avx2";
+#include "vector_ops.inl"
+#include "matmul.inl"
+#include "attention.inl"
+#include "table.inl"
+
+}  // namespace
+
+const Kernels* avx2_kernels() { return &kTable; }
+
+}  // namespace trivium

@@ -1,0 +1,125 @@
+// The kernels of one instruction set, behind one table of functions chosen at run time.
+//
+// Every kernel's arithmetic for one row (a token, or a query of one head) is independent of the other rows it runs with, of
+// how rows are tiled and of which thread runs it: that is what makes results bitwise reproducible.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace trivium {
+
+constexpr int kGroup = 16;       // output rows that a packed weight group interleaves
+constexpr int kBlock = 32;       // weights that share a scale
+constexpr int kSubtile = 16;     // keys stored together in the KV cache
+constexpr int kTile = 128;       // keys whose softmax is computed together, counted from absolute position 0
+constexpr int kMaxQueries = 32;  // query rows that one attention call handles
+
+// How weights are stored; see packing.h for the byte layouts.
+enum class Family : uint8_t { kW4, kW8, kF16, kBF16, kF32 };
+
+// A view of packed weights [rows, cols].
+struct PackedView {
+  const uint8_t* data;
+  int32_t rows;
+  int32_t cols;
+  int32_t groups;       // ceil(rows / kGroup)
+  int32_t blocks;       // ceil(cols / kBlock)
+  int64_t group_bytes;  // bytes of one group over all columns
+  Family family;
+  bool wide_scales;  // scales (and minima) are float32 instead of float16
+  bool has_min;      // weight = scale * code + min
+  bool half_scales;  // one scale per 16 codes instead of 32 (W8 only)
+};
+
+enum class Activation : uint8_t { kInt8, kInt16, kFloat32 };
+
+// A view of activations [m, cols]; which members are set follows from `kind`.
+// int16 rows hold each four values in the order 0, 2, 1, 3: what the unpacked nibbles of a weight word line up with.
+struct ActivationView {
+  Activation kind;
+  const int8_t* q8;
+  const int16_t* q16;
+  const float* x;
+  const float* scales;  // [m, blocks]
+  const float* sums;    // [m, blocks]: scale * sum of the block's integers
+  int64_t stride;       // elements from row to row of q8, q16 or x
+  int64_t blocks;       // stride of scales and sums
+};
+
+// Where a matmul's result goes: out = acc + bias, or out += multiplier * (acc + bias).
+struct MatmulOutput {
+  float* out;
+  int64_t stride;
+  const float* bias;  // or nullptr
+  bool accumulate;
+  float multiplier;
+};
+
+// Attention of `queries` rows of one sequence and one KV head over key tiles [tile_begin, tile_end).
+// State per row is (max, sum, acc[head_dim_padded]); the caller starts it with reset_attention and may merge several.
+struct AttentionArgs {
+  const float* q;                // [queries, head_dim_padded], scaled
+  const int32_t* last_key;       // per row: the last key position it may see
+  const int32_t* first_key;      // per row: the first (sliding window)
+  int queries;
+  int head_dim_padded;           // multiple of 16
+  const int32_t* blocks;         // block table of the sequence
+  int block_size;
+  const void* cache;             // the layer's KV cache
+  int64_t block_stride;          // elements from block to block
+  int64_t k_offset;              // of this head's keys in a block, in elements
+  int64_t v_offset;              // of this head's values
+  int tile_begin;
+  int tile_end;
+  float* max;                    // [queries]
+  float* sum;                    // [queries]
+  float* acc;                    // [queries, head_dim_padded]
+};
+
+struct Kernels {
+  const char* name;
+
+  // out[m, group rows] for groups [group_begin, group_end) and activation rows [row_begin, row_end).
+  void (*matmul)(const PackedView& w, const ActivationView& x, int row_begin, int row_end, int group_begin, int group_end,
+                 const MatmulOutput& out);
+
+  // Quantise a row of n floats per block of 32 (the tail padded with zeros). `sums` as in ActivationView.
+  void (*quantize_int8)(const float* x, int64_t n, int8_t* q, float* scales, float* sums);
+  void (*quantize_int16)(const float* x, int64_t n, int16_t* q, float* scales, float* sums);
+
+  // out = x / sqrt(mean(x^2) + eps) * weight. out may be x.
+  void (*rms_norm)(float* out, const float* x, const float* weight, int64_t n, float eps);
+  // out = gate * sigmoid(gate) * up. out may be gate.
+  void (*silu_mul)(float* out, const float* gate, const float* up, int64_t n);
+  // y += a * x
+  void (*axpy)(float* y, float a, const float* x, int64_t n);
+  // Rotate one head in place and multiply it by `scale`; cos and sin hold rotary_dim / 2 values.
+  void (*rope)(float* x, const float* cos, const float* sin, int rotary_dim, int head_dim, bool interleaved, float scale);
+
+  // Round floats to the cache's type, saturating; NaN becomes finite, so that a fault of one request stays in it.
+  void (*store_f16)(uint16_t* out, const float* x, int64_t n, int64_t stride);
+
+  void (*attention_f16)(const AttentionArgs& args);
+  void (*attention_f32)(const AttentionArgs& args);
+  // Merge state b into a, as the tiles of one call are merged.
+  void (*merge_attention)(float* max_a, float* sum_a, float* acc_a, const float* max_b, const float* sum_b, const float* acc_b,
+                          int head_dim_padded);
+
+  // out[i] = exp((x[i] - max) * scale); returns the sum, in a fixed order. out may be x. exp(-inf) = 0.
+  float (*exp_sum)(float* out, const float* x, int64_t n, float max, float scale);
+  // Index of the largest element, the lowest index on ties; -1 if any element is NaN.
+  int64_t (*argmax)(const float* x, int64_t n);
+};
+
+constexpr float kNoKey = -1e30f;  // the running maximum before any key; finite so that differences stay defined
+
+// The table in use: the best this CPU runs, or the one TRIVIUM_ISA names.
+const Kernels& kernels();
+
+// Per instruction set; nullptr where the build or the CPU lacks it.
+const Kernels* portable_kernels();
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+
+}  // namespace trivium

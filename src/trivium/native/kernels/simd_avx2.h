@@ -1,0 +1,140 @@
+// 16 lanes on AVX2, FMA and F16C, as two registers. Included once per translation unit, inside an anonymous namespace.
+// Needs <immintrin.h>, <cstdint>.
+
+struct vf {
+  __m256 a, b;
+};
+struct vi {
+  __m256i a, b;
+};
+
+inline vf load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, vf x) {
+  _mm256_storeu_ps(p, x.a);
+  _mm256_storeu_ps(p + 8, x.b);
+}
+inline vf set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline vf zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline vf operator+(vf x, vf y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline vf operator-(vf x, vf y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline vf operator*(vf x, vf y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline vf operator/(vf x, vf y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline vf fma(vf x, vf y, vf z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+// NaN in `x` gives y.
+inline vf max(vf x, vf y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline vf min(vf x, vf y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+// p < q ? x : y per lane
+inline vf select_less(vf p, vf q, vf x, vf y) {
+  return {_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(p.a, q.a, _CMP_LT_OQ)), _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(p.b, q.b, _CMP_LT_OQ))};
+}
+
+inline vi to_int(vf x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }  // to nearest even
+inline vf to_float(vi x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline vi bits(vf x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+inline vf from_bits(vi x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+inline vi iset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline vi izero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline vi operator+(vi x, vi y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline vi operator&(vi x, vi y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+inline vi imax(vi x, vi y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
+inline vi shift_left_23(vi x) { return {_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
+inline vi iota() { return {_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15)}; }
+inline void istore(int32_t* p, vi x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.a);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), x.b);
+}
+// p < q ? x : y per lane, on integers
+inline vf select_iless(vi p, vi q, vf x, vf y) {
+  return {_mm256_blendv_ps(y.a, x.a, _mm256_castsi256_ps(_mm256_cmpgt_epi32(q.a, p.a))),
+          _mm256_blendv_ps(y.b, x.b, _mm256_castsi256_ps(_mm256_cmpgt_epi32(q.b, p.b)))};
+}
+
+inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+inline vf load_f16(const uint16_t* p) { return {_mm256_cvtph_ps(load128(p)), _mm256_cvtph_ps(load128(p + 8))}; }
+inline void store_f16(uint16_t* p, vf x) {
+  constexpr int kRounding = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.a, kRounding));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(x.b, kRounding));
+}
+inline vf load_bf16(const uint16_t* p) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p)), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p + 8)), 16))};
+}
+// Saturated to int8 / int16, 16 values.
+inline __m256i pack16(vi x) { return _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8); }
+inline void store_int16(int16_t* p, vi x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), pack16(x)); }
+inline void store_int8(int8_t* p, vi x) {
+  const __m256i w = pack16(x);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
+}
+
+constexpr int kMatmulRows = 4;     // activation rows per tile
+constexpr int kAttentionRows = 4;  // query rows per tile
+
+// Integer dot products of one block: 32 weights of 16 output rows with 32 activations of R rows.
+
+inline __m256i broadcast(const void* p) { return _mm256_set1_epi32(*static_cast<const int32_t*>(p)); }
+inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+
+template <int R>
+inline void dot_w4a8(const uint8_t* codes, const int8_t* q, int64_t stride, vi* sum) {
+  // 8 steps of at most 2 * 15 * 128 stay below 2^15, so int16 sums are exact within a block.
+  const __m256i mask = _mm256_set1_epi8(15);
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i s[R][2];
+  for (int r = 0; r < R; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
+  for (int j = 0; j < 4; j++) {
+    const __m256i c0 = load256(codes + 64 * j), c1 = load256(codes + 64 * j + 32);
+    const __m256i l0 = _mm256_and_si256(c0, mask), l1 = _mm256_and_si256(c1, mask);
+    for (int r = 0; r < R; r++) {
+      const __m256i x = broadcast(q + r * stride + 8 * j);
+      s[r][0] = _mm256_add_epi16(s[r][0], _mm256_maddubs_epi16(l0, x));
+      s[r][1] = _mm256_add_epi16(s[r][1], _mm256_maddubs_epi16(l1, x));
+    }
+    const __m256i h0 = _mm256_and_si256(_mm256_srli_epi16(c0, 4), mask), h1 = _mm256_and_si256(_mm256_srli_epi16(c1, 4), mask);
+    for (int r = 0; r < R; r++) {
+      const __m256i x = broadcast(q + r * stride + 8 * j + 4);
+      s[r][0] = _mm256_add_epi16(s[r][0], _mm256_maddubs_epi16(h0, x));
+      s[r][1] = _mm256_add_epi16(s[r][1], _mm256_maddubs_epi16(h1, x));
+    }
+  }
+  for (int r = 0; r < R; r++) sum[r] = {_mm256_madd_epi16(s[r][0], ones), _mm256_madd_epi16(s[r][1], ones)};
+}
+
+template <int R>
+inline void dot_w4a16(const uint8_t* codes, const int16_t* q, int64_t stride, vi* sum) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  const __m256i even = _mm256_set1_epi16(255);
+  __m256i s[R][2];
+  for (int r = 0; r < R; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
+  for (int j = 0; j < 4; j++) {
+    for (int half = 0; half < 2; half++) {
+      const __m256i c = load256(codes + 64 * j + 32 * half);
+      const __m256i low = _mm256_and_si256(c, mask), high = _mm256_and_si256(_mm256_srli_epi16(c, 4), mask);
+      const __m256i parts[4] = {_mm256_and_si256(low, even), _mm256_srli_epi16(low, 8), _mm256_and_si256(high, even),
+                                _mm256_srli_epi16(high, 8)};
+      for (int t = 0; t < 4; t++) {
+        for (int r = 0; r < R; r++) {
+          s[r][half] = _mm256_add_epi32(s[r][half], _mm256_madd_epi16(parts[t], broadcast(q + r * stride + 8 * j + 2 * t)));
+        }
+      }
+    }
+  }
+  for (int r = 0; r < R; r++) sum[r] = {s[r][0], s[r][1]};
+}
+
+// `pairs` of weights from `codes`, 32 bytes each.
+template <int R>
+inline void dot_w8a16(const uint8_t* codes, const int16_t* q, int64_t stride, int pairs, vi* sum) {
+  __m256i s[R][2];
+  for (int r = 0; r < R; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
+  for (int t = 0; t < pairs; t++) {
+    const __m256i w0 = _mm256_cvtepi8_epi16(load128(codes + 32 * t)), w1 = _mm256_cvtepi8_epi16(load128(codes + 32 * t + 16));
+    for (int r = 0; r < R; r++) {
+      const __m256i x = broadcast(q + r * stride + 2 * t);
+      s[r][0] = _mm256_add_epi32(s[r][0], _mm256_madd_epi16(w0, x));
+      s[r][1] = _mm256_add_epi32(s[r][1], _mm256_madd_epi16(w1, x));
+    }
+  }
+  for (int r = 0; r < R; r++) sum[r] = {s[r][0], s[r][1]};
+}

@@ -1,0 +1,105 @@
+// 16 lanes on AVX-512 (F, BW, VL, DQ, VNNI). Included once per translation unit, inside an anonymous namespace.
+// Needs <immintrin.h>, <cstdint>.
+
+struct vf {
+  __m512 v;
+};
+struct vi {
+  __m512i v;
+};
+
+inline vf load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, vf a) { _mm512_storeu_ps(p, a.v); }
+inline vf set1(float a) { return {_mm512_set1_ps(a)}; }
+inline vf zero() { return {_mm512_setzero_ps()}; }
+inline vf operator+(vf a, vf b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline vf operator-(vf a, vf b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline vf operator*(vf a, vf b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline vf operator/(vf a, vf b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline vf fma(vf a, vf b, vf c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// NaN in `a` gives b.
+inline vf max(vf a, vf b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline vf min(vf a, vf b) { return {_mm512_min_ps(a.v, b.v)}; }
+// a < b ? x : y per lane
+inline vf select_less(vf a, vf b, vf x, vf y) { return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)}; }
+
+inline vi to_int(vf a) { return {_mm512_cvtps_epi32(a.v)}; }  // to nearest even
+inline vf to_float(vi a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline vi bits(vf a) { return {_mm512_castps_si512(a.v)}; }
+inline vf from_bits(vi a) { return {_mm512_castsi512_ps(a.v)}; }
+inline vi iset1(int32_t a) { return {_mm512_set1_epi32(a)}; }
+inline vi izero() { return {_mm512_setzero_si512()}; }
+inline vi operator+(vi a, vi b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline vi operator&(vi a, vi b) { return {_mm512_and_si512(a.v, b.v)}; }
+inline vi imax(vi a, vi b) { return {_mm512_max_epi32(a.v, b.v)}; }
+inline vi shift_left_23(vi a) { return {_mm512_slli_epi32(a.v, 23)}; }
+inline vi iota() { return {_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)}; }
+inline void istore(int32_t* p, vi a) { _mm512_storeu_si512(p, a.v); }
+// a < b ? x : y per lane, on integers
+inline vf select_iless(vi a, vi b, vf x, vf y) { return {_mm512_mask_blend_ps(_mm512_cmplt_epi32_mask(a.v, b.v), y.v, x.v)}; }
+
+inline vf load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+inline void store_f16(uint16_t* p, vf a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline vf load_bf16(const uint16_t* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16))};
+}
+// Saturated to int8 / int16, 16 values.
+inline void store_int8(int8_t* p, vi a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v)); }
+inline void store_int16(int16_t* p, vi a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(a.v)); }
+
+constexpr int kMatmulRows = 8;     // activation rows per tile
+constexpr int kAttentionRows = 8;  // query rows per tile
+
+// Integer dot products of one block: 32 weights of 16 output rows with 32 activations of R rows.
+
+inline __m512i broadcast(const void* p) { return _mm512_set1_epi32(*static_cast<const int32_t*>(p)); }
+
+template <int R>
+inline void dot_w4a8(const uint8_t* codes, const int8_t* q, int64_t stride, vi* sum) {
+  const __m512i mask = _mm512_set1_epi8(15);
+  __m512i s[R];
+  for (int r = 0; r < R; r++) s[r] = _mm512_setzero_si512();
+  for (int j = 0; j < 4; j++) {
+    const __m512i c = _mm512_loadu_si512(codes + 64 * j);
+    const __m512i low = _mm512_and_si512(c, mask);
+    const __m512i high = _mm512_and_si512(_mm512_srli_epi16(c, 4), mask);
+    for (int r = 0; r < R; r++) {
+      s[r] = _mm512_dpbusd_epi32(s[r], low, broadcast(q + r * stride + 8 * j));
+      s[r] = _mm512_dpbusd_epi32(s[r], high, broadcast(q + r * stride + 8 * j + 4));
+    }
+  }
+  for (int r = 0; r < R; r++) sum[r].v = s[r];
+}
+
+template <int R>
+inline void dot_w4a16(const uint8_t* codes, const int16_t* q, int64_t stride, vi* sum) {
+  const __m512i mask = _mm512_set1_epi8(15);
+  const __m512i even = _mm512_set1_epi16(255);
+  __m512i s[R];
+  for (int r = 0; r < R; r++) s[r] = _mm512_setzero_si512();
+  for (int j = 0; j < 4; j++) {
+    const __m512i c = _mm512_loadu_si512(codes + 64 * j);
+    const __m512i low = _mm512_and_si512(c, mask);
+    const __m512i high = _mm512_and_si512(_mm512_srli_epi16(c, 4), mask);
+    const __m512i parts[4] = {_mm512_and_si512(low, even), _mm512_srli_epi16(low, 8), _mm512_and_si512(high, even),
+                              _mm512_srli_epi16(high, 8)};
+    for (int t = 0; t < 4; t++) {
+      for (int r = 0; r < R; r++) s[r] = _mm512_dpwssd_epi32(s[r], parts[t], broadcast(q + r * stride + 8 * j + 2 * t));
+    }
+  }
+  for (int r = 0; r < R; r++) sum[r].v = s[r];
+}
+
+// `pairs` of weights from `codes`, 32 bytes each.
+template <int R>
+inline void dot_w8a16(const uint8_t* codes, const int16_t* q, int64_t stride, int pairs, vi* sum) {
+  __m512i s[R];
+  for (int r = 0; r < R; r++) s[r] = _mm512_setzero_si512();
+  for (int t = 0; t < pairs; t++) {
+    const __m512i w = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 32 * t)));
+    for (int r = 0; r < R; r++) s[r] = _mm512_dpwssd_epi32(s[r], w, broadcast(q + r * stride + 2 * t));
+  }
+  for (int r = 0; r < R; r++) sum[r].v = s[r];
+}

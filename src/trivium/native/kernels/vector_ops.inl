@@ -1,0 +1,239 @@
+// Element-wise kernels on 16-lane vectors. Included in each instruction set's translation unit, inside its anonymous namespace.
+
+// Sum of the lanes in a fixed order, the same on every instruction set.
+inline float sum_lanes(vf a) {
+  float t[16];
+  store(t, a);
+  for (int width = 8; width > 0; width /= 2) {
+    for (int i = 0; i < width; i++) t[i] += t[i + width];
+  }
+  return t[0];
+}
+
+inline float max_lanes(vf a) {
+  float t[16];
+  store(t, a);
+  for (int i = 1; i < 16; i++) t[0] = t[i] > t[0] ? t[i] : t[0];
+  return t[0];
+}
+
+// e^x with a relative error of about 2^-23 on [-86.6, 88.7]; 0 below. Cody and Waite's reduction, then a polynomial of degree 6
+// (Cephes expf's coefficients).
+inline vf exp_lanes(vf x) {
+  const vf low = set1(-86.6f);
+  const vf clamped = min(max(x, low), set1(88.72283f));
+  const vi n = to_int(clamped * set1(1.44269504088896341f));
+  const vf nf = to_float(n);
+  vf r = fma(nf, set1(-0.693359375f), clamped);
+  r = fma(nf, set1(2.12194440e-4f), r);
+  vf p = set1(1.9875691500e-4f);
+  p = fma(p, r, set1(1.3981999507e-3f));
+  p = fma(p, r, set1(8.3334519073e-3f));
+  p = fma(p, r, set1(4.1665795894e-2f));
+  p = fma(p, r, set1(1.6666665459e-1f));
+  p = fma(p, r, set1(5.0000001201e-1f));
+  p = fma(p, r * r, r + set1(1.0f));
+  // 2^n in two steps: n may be 128, whose power of two is not a float.
+  const vf half_power = from_bits(shift_left_23(n + iset1(126)));
+  return select_less(x, low, zero(), p * half_power * set1(2.0f));
+}
+
+inline vf load_tail(const float* p, int64_t n, float fill) {
+  float t[16];
+  for (int i = 0; i < 16; i++) t[i] = i < n ? p[i] : fill;
+  return load(t);
+}
+
+inline void store_tail(float* p, vf a, int64_t n) {
+  float t[16];
+  store(t, a);
+  for (int64_t i = 0; i < n; i++) p[i] = t[i];
+}
+
+void rms_norm(float* out, const float* x, const float* weight, int64_t n, float eps) {
+  vf s[4] = {zero(), zero(), zero(), zero()};
+  int64_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    for (int k = 0; k < 4; k++) {
+      const vf v = load(x + i + 16 * k);
+      s[k] = fma(v, v, s[k]);
+    }
+  }
+  for (; i < n; i += 16) {
+    const vf v = n - i >= 16 ? load(x + i) : load_tail(x + i, n - i, 0.0f);
+    s[0] = fma(v, v, s[0]);
+  }
+  const float mean = sum_lanes((s[0] + s[1]) + (s[2] + s[3])) / static_cast<float>(n);
+  const vf scale = set1(1.0f / __builtin_sqrtf(mean + eps));
+  for (i = 0; i + 16 <= n; i += 16) store(out + i, load(x + i) * scale * load(weight + i));
+  if (i < n) store_tail(out + i, load_tail(x + i, n - i, 0.0f) * scale * load_tail(weight + i, n - i, 0.0f), n - i);
+}
+
+inline vf silu(vf g) { return g / (set1(1.0f) + exp_lanes(zero() - g)); }
+
+void silu_mul(float* out, const float* gate, const float* up, int64_t n) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) store(out + i, silu(load(gate + i)) * load(up + i));
+  if (i < n) store_tail(out + i, silu(load_tail(gate + i, n - i, 0.0f)) * load_tail(up + i, n - i, 0.0f), n - i);
+}
+
+void axpy(float* y, float a, const float* x, int64_t n) {
+  const vf av = set1(a);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) store(y + i, fma(av, load(x + i), load(y + i)));
+  if (i < n) store_tail(y + i, fma(av, load_tail(x + i, n - i, 0.0f), load_tail(y + i, n - i, 0.0f)), n - i);
+}
+
+void rope(float* x, const float* cosines, const float* sines, int rotary_dim, int head_dim, bool interleaved, float scale) {
+  const int half = rotary_dim / 2;
+  if (interleaved) {
+    for (int i = 0; i < half; i++) {
+      const float a = x[2 * i], b = x[2 * i + 1];
+      x[2 * i] = (a * cosines[i] - b * sines[i]) * scale;
+      x[2 * i + 1] = (b * cosines[i] + a * sines[i]) * scale;
+    }
+  } else {
+    int i = 0;
+    const vf sv = set1(scale);
+    for (; i + 16 <= half; i += 16) {
+      const vf a = load(x + i), b = load(x + half + i), c = load(cosines + i), s = load(sines + i);
+      store(x + i, (a * c - b * s) * sv);
+      store(x + half + i, (b * c + a * s) * sv);
+    }
+    for (; i < half; i++) {
+      const float a = x[i], b = x[half + i];
+      x[i] = (a * cosines[i] - b * sines[i]) * scale;
+      x[half + i] = (b * cosines[i] + a * sines[i]) * scale;
+    }
+  }
+  for (int i = rotary_dim; i < head_dim; i++) x[i] *= scale;
+}
+
+// Largest magnitude of a block, as bits: infinities and NaN stay visible.
+inline float block_amax(vf a, vf b) {
+  const vi magnitude = iset1(0x7fffffff);
+  int32_t t[16];
+  istore(t, imax(bits(a) & magnitude, bits(b) & magnitude));
+  for (int i = 1; i < 16; i++) t[0] = t[i] > t[0] ? t[i] : t[0];
+  float out;
+  std::memcpy(&out, t, sizeof out);
+  return out;
+}
+
+inline void load_block(const float* x, int64_t left, vf* a, vf* b) {
+  if (left >= kBlock) {
+    *a = load(x);
+    *b = load(x + 16);
+  } else {
+    *a = left >= 16 ? load(x) : load_tail(x, left, 0.0f);
+    *b = left > 16 ? load_tail(x + 16, left - 16, 0.0f) : zero();
+  }
+}
+
+void quantize_int8(const float* x, int64_t n, int8_t* q, float* scales, float* sums) {
+  for (int64_t block = 0; block * kBlock < n; block++) {
+    vf a, b;
+    load_block(x + block * kBlock, n - block * kBlock, &a, &b);
+    const float amax = block_amax(a, b);
+    const vf inverse = set1(amax > 0.0f ? 127.0f / amax : 0.0f);
+    const vi qa = to_int(a * inverse), qb = to_int(b * inverse);
+    store_int8(q + block * kBlock, qa);
+    store_int8(q + block * kBlock + 16, qb);
+    scales[block] = amax / 127.0f;
+    sums[block] = scales[block] * sum_lanes(to_float(qa + qb));
+  }
+}
+
+void quantize_int16(const float* x, int64_t n, int16_t* q, float* scales, float* sums) {
+  for (int64_t block = 0; block * kBlock < n; block++) {
+    vf a, b;
+    load_block(x + block * kBlock, n - block * kBlock, &a, &b);
+    const float amax = block_amax(a, b);
+    const vf inverse = set1(amax > 0.0f ? 32767.0f / amax : 0.0f);
+    const vi qa = to_int(a * inverse), qb = to_int(b * inverse);
+    int16_t t[kBlock];
+    store_int16(t, qa);
+    store_int16(t + 16, qb);
+    for (int i = 0; i < kBlock; i += 4) {  // the order 0, 2, 1, 3 of ActivationView
+      int16_t* out = q + block * kBlock + i;
+      out[0] = t[i];
+      out[1] = t[i + 2];
+      out[2] = t[i + 1];
+      out[3] = t[i + 3];
+    }
+    scales[block] = amax / 32767.0f;
+    sums[block] = scales[block] * sum_lanes(to_float(qa) + to_float(qb));
+  }
+}
+
+// out[i * stride] = x[i] as float16.
+void store_f16_row(uint16_t* out, const float* x, int64_t n, int64_t stride) {
+  const vf low = set1(-65504.0f), high = set1(65504.0f);
+  for (int64_t i = 0; i < n; i += 16) {
+    const vf v = min(max(n - i >= 16 ? load(x + i) : load_tail(x + i, n - i, 0.0f), low), high);
+    if (stride == 1 && n - i >= 16) {
+      store_f16(out + i, v);
+    } else {
+      uint16_t t[16];
+      store_f16(t, v);
+      for (int64_t k = 0; k < 16 && i + k < n; k++) out[(i + k) * stride] = t[k];
+    }
+  }
+}
+
+float exp_sum(float* out, const float* x, int64_t n, float largest, float scale) {
+  const vf m = set1(largest), s = set1(scale);
+  vf total[4] = {zero(), zero(), zero(), zero()};
+  int64_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    for (int k = 0; k < 4; k++) {
+      const vf e = exp_lanes((load(x + i + 16 * k) - m) * s);
+      store(out + i + 16 * k, e);
+      total[k] = total[k] + e;
+    }
+  }
+  for (; i < n; i += 16) {
+    const int64_t left = n - i;
+    const vf e = exp_lanes(((left >= 16 ? load(x + i) : load_tail(x + i, left, -INFINITY)) - m) * s);
+    store_tail(out + i, e, left < 16 ? left : 16);
+    total[0] = total[0] + e;
+  }
+  return sum_lanes((total[0] + total[1]) + (total[2] + total[3]));
+}
+
+int64_t argmax(const float* x, int64_t n) {
+  vf best = set1(-INFINITY);
+  vi index = izero(), seen_nan = izero();
+  const vi magnitude = iset1(0x7fffffff);
+  vi at = iota();
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16, at = at + iset1(16)) {
+    const vf v = load(x + i);
+    seen_nan = imax(seen_nan, bits(v) & magnitude);
+    index = bits(select_less(best, v, from_bits(at), from_bits(index)));
+    best = select_less(best, v, v, best);
+  }
+  float values[16];
+  int32_t indices[16], nan_bits[16];
+  store(values, best);
+  istore(indices, index);
+  istore(nan_bits, seen_nan);
+  int64_t found = -1;
+  float top = -INFINITY;
+  bool nan = false;
+  for (int lane = 0; lane < 16; lane++) {
+    nan = nan || nan_bits[lane] > 0x7f800000;
+    if (found < 0 || values[lane] > top || (values[lane] == top && indices[lane] < found)) {
+      top = values[lane];
+      found = indices[lane];
+    }
+  }
+  for (; i < n; i++) {
+    nan = nan || x[i] != x[i];
+    if (x[i] > top) {
+      top = x[i];
+      found = i;
+    }
+  }
+  return nan ? -1 : found;
+}

@@ -1,0 +1,56 @@
+// Packed weight matrices.
+//
+// 16 output rows form a group, and a group's blocks of 32 columns lie one after the other, so that a thread reads one linear stream:
+//   W4: 256 bytes of codes, 16 scales, 16 minima. Byte 4*row + i of vector j (64 bytes, j = 0..3) holds column 8j + i in its low
+//       nibble and column 8j + 4 + i in its high nibble.
+//   W8: 512 bytes of codes, 16 scales (32 with half scales), 16 minima if any. Pair t (32 bytes, t = 0..15) holds, per row, columns
+//       4(t/2) + t%2 and 4(t/2) + t%2 + 2: the order in which int16 activations are kept.
+//   F16, BF16, F32: 16 values per column.
+// Scales and minima are float16 where that is exact (GGUF's 32-blocks) and float32 for K-quants.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "weights.h"
+
+namespace trivium {
+
+enum class PackMode { kAuto, kFloat32, kWint8, kWint4 };
+
+struct Source {
+  TensorType type;
+  const uint8_t* data;
+  size_t bytes;
+};
+
+class Matrix {
+ public:
+  // Stacks the rows of `sources`, all of one type. Throws std::invalid_argument for sizes that do not fit, std::bad_alloc.
+  Matrix(int32_t rows, int32_t cols, const std::vector<Source>& sources, PackMode mode);
+
+  const PackedView& view() const { return view_; }
+  int32_t rows() const { return view_.rows; }
+  int32_t cols() const { return view_.cols; }
+  size_t nbytes() const { return static_cast<size_t>(view_.group_bytes) * static_cast<size_t>(view_.groups); }
+  std::string family() const;
+
+  // How activations must be given: `wanted` is the model's choice, narrower weights may allow int8.
+  Activation activation(Activation wanted) const;
+
+  // One row as float32 [cols].
+  void read_row(int32_t row, float* out) const;
+
+ private:
+  void choose_family(TensorType type, PackMode mode);
+  void pack_group(int32_t group, const std::vector<const uint8_t*>& rows, TensorType type, PackMode mode);
+
+  PackedView view_{};
+  int block_bytes_ = 0;
+  std::shared_ptr<uint8_t> memory_;
+};
+
+}  // namespace trivium

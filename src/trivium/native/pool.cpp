@@ -1,0 +1,154 @@
+#include "pool.h"
+
+#include <unistd.h>
+
+#include <chrono>
+
+namespace trivium {
+
+namespace {
+
+constexpr uint64_t kField = (1u << 20) - 1;
+constexpr int64_t kSpinNanoseconds = 200'000;  // longer than the gap between two steps
+constexpr int kSlowSteps = 3;                  // steps in a row that lost a third of their time to waiting
+constexpr int kSingleSteps = 64;               // then so many steps run on the caller alone
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+Pool& Pool::instance() {
+  static Pool* pool = new Pool;  // never destroyed: its threads may outlive static destructors
+  return *pool;
+}
+
+Pool::Pool() : num_threads_(static_cast<int>(std::thread::hardware_concurrency())) {
+  if (num_threads_ < 1) num_threads_ = 1;
+}
+
+void Pool::set_num_threads(int count) {
+  std::lock_guard<std::mutex> lock(owner_);
+  if (count == num_threads_) return;
+  if (pid_ == getpid()) stop_workers();
+  num_threads_ = count;
+  pid_ = 0;
+}
+
+void Pool::start_workers() {
+  if (pid_ == getpid()) return;
+  // After a fork the parent's threads do not exist here; their handles can only be left behind.
+  if (pid_ != 0) new std::vector<std::thread>(std::move(workers_));
+  workers_.clear();
+  sleepers_ = 0;
+  stop_ = false;
+  pid_ = getpid();
+  for (int i = 1; i < num_threads_; i++) workers_.emplace_back([this] { work(); });
+}
+
+void Pool::stop_workers() {
+  {
+    std::lock_guard<std::mutex> lock(sleep_mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  for (auto& worker : workers_) worker.join();
+  workers_.clear();
+}
+
+void Pool::begin_step() {
+  start_workers();
+  waited_ns_ = 0;
+  step_start_ns_ = now_ns();
+}
+
+void Pool::end_step() {
+  if (single_steps_ > 0) {
+    single_steps_--;
+    return;
+  }
+  const int64_t elapsed = now_ns() - step_start_ns_;
+  slow_steps_ = 3 * waited_ns_ > elapsed ? slow_steps_ + 1 : 0;
+  if (slow_steps_ >= kSlowSteps) {
+    slow_steps_ = 0;
+    single_steps_ = kSingleSteps;
+  }
+}
+
+// Takes the next index of the published loop. `published` tells whether there is an unfinished loop at all.
+bool Pool::claim(int* index, bool* published) {
+  const uint64_t seen = loop_.load(std::memory_order_acquire);
+  *published = (seen & kField) < ((seen >> 20) & kField);
+  if (!*published) return false;
+  const uint64_t mine = loop_.fetch_add(1, std::memory_order_acq_rel);
+  *index = static_cast<int>(mine & kField);
+  return (mine & kField) < ((mine >> 20) & kField);
+}
+
+void Pool::run_erased(int count, Body body, const void* context) {
+  if (count <= 1 || num_threads_ == 1 || single_steps_ > 0) {
+    for (int i = 0; i < count; i++) body(context, i);
+    return;
+  }
+  body_ = body;
+  context_ = context;
+  done_.store(0, std::memory_order_relaxed);
+  epoch_++;
+  loop_.store(epoch_ << 40 | static_cast<uint64_t>(count) << 20, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+    std::lock_guard<std::mutex> lock(sleep_mutex_);
+    wake_.notify_all();
+  }
+  int mine = 0, index;
+  bool published;
+  while (claim(&index, &published)) {
+    body(context, index);
+    mine++;
+  }
+  int spins = 0;
+  int64_t since = 0;
+  done_.fetch_add(mine, std::memory_order_acq_rel);
+  while (done_.load(std::memory_order_acquire) < count) {
+    pause();
+    if (++spins == 1000) since = now_ns();
+  }
+  if (since != 0) waited_ns_ += now_ns() - since;
+}
+
+void Pool::work() {
+  int64_t idle_since = now_ns();
+  int spins = 0;
+  while (!stop_.load(std::memory_order_relaxed)) {
+    int index;
+    bool published;
+    if (claim(&index, &published)) {
+      // Between the claim and its completion the caller cannot return, so body and context stay as published.
+      body_(context_, index);
+      done_.fetch_add(1, std::memory_order_acq_rel);
+      spins = 0;
+      continue;
+    }
+    pause();
+    if (++spins == 1) idle_since = now_ns();
+    if (spins % 64 != 0 || now_ns() - idle_since < kSpinNanoseconds) continue;
+    std::unique_lock<std::mutex> lock(sleep_mutex_);
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    wake_.wait(lock, [this] {
+      const uint64_t seen = loop_.load(std::memory_order_seq_cst);
+      return stop_.load() || (seen & kField) < ((seen >> 20) & kField);
+    });
+    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    spins = 0;
+  }
+}
+
+}  // namespace trivium

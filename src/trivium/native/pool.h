@@ -1,0 +1,73 @@
+// The process-wide thread pool of the kernels.
+//
+// A parallel loop is published as one 64-bit word (epoch, count, next); whoever claims an index runs it. The caller takes part and
+// never waits for a thread that has claimed nothing, so a worker that the system has descheduled delays a loop only if it was
+// in the middle of an index. When even that happens often, the pool stays on the calling thread for a while.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace trivium {
+
+class Pool {
+ public:
+  // The only pool. Its threads start with the first parallel loop, and again in a forked child.
+  static Pool& instance();
+
+  // Threads that work on a loop, the caller included.
+  int num_threads() const { return num_threads_; }
+  void set_num_threads(int count);
+
+  // Held by a model while it computes: loops of two callers never mix.
+  std::mutex& owner() { return owner_; }
+
+  // Called at the start and the end of a step by its owner; between them workers spin, after it they go to sleep.
+  void begin_step();
+  void end_step();
+
+  // Run f(i) for i in [0, count), count < 2^20; f(i) may run on any thread, in any order.
+  template <typename F>
+  void run(int count, const F& f) {
+    run_erased(count, [](const void* context, int i) { (*static_cast<const F*>(context))(i); }, &f);
+  }
+
+ private:
+  using Body = void (*)(const void*, int);
+
+  Pool();
+  void run_erased(int count, Body body, const void* context);
+  void work();
+  bool claim(int* index, bool* published);
+  void start_workers();
+  void stop_workers();
+
+  std::mutex owner_;
+  int num_threads_;
+  std::vector<std::thread> workers_;
+  int pid_ = 0;
+
+  alignas(64) std::atomic<uint64_t> loop_{0};  // epoch << 40 | count << 20 | next
+  alignas(64) std::atomic<int> done_{0};
+  alignas(64) Body body_ = nullptr;
+  const void* context_ = nullptr;
+  uint64_t epoch_ = 0;
+
+  std::mutex sleep_mutex_;
+  std::condition_variable wake_;
+  std::atomic<int> sleepers_{0};
+  std::atomic<bool> stop_{false};
+
+  // How the pool notices that its workers do not get their cores.
+  int64_t waited_ns_ = 0;
+  int64_t step_start_ns_ = 0;
+  int slow_steps_ = 0;
+  int single_steps_ = 0;
+};
+
+}  // namespace trivium
