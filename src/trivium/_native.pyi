@@ -86,7 +86,8 @@ LogprobRow = tuple[float, int, Int32, Float32]
 
 class StepResult:
     tokens: list[list[int]]
-    """Per sequence of the step: the accepted tokens; empty without a sampler; [-1] if its logits were not finite or its mask empty."""
+    """Per sequence: the accepted tokens; empty without a sampler; [-1], with or without one, if its numbers were not finite or its
+    mask allowed nothing."""
     logprobs: list[list[LogprobRow] | None]
     """Per sequence: one row per accepted token, None if not asked for."""
     prompt_logprobs: list[list[LogprobRow] | None]

@@ -85,16 +85,16 @@ class Answer:
         self.reason = self.last.finish_reason
 
 
-@contextmanager
-def make_engine(native=None, *, sections=None, compile_guided=None, max_model_len=256, num_blocks=64, sampler=FakeSampler, **options):
-    """A running engine on a fake model; leaving it checks that nothing is held any more."""
-    options = {"block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 64, **options}
-    config = EngineConfig(**options)
+def start_engine(
+    native=None, *, sections=None, compile_guided=None, max_model_len=256, num_blocks=64, sampler_type=FakeSampler, **options
+):
+    """A running engine on a fake model, which is its attribute `native`. `options` are the configuration's."""
+    config = EngineConfig(**{"block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 64, **options})
     native = native or FakeModel(num_blocks, config.block_size, VOCAB_SIZE)
     engine = NativeEngine(
         config,
         native=native,
-        sampler_type=sampler,
+        sampler_type=sampler_type,
         spec=make_spec(sections),
         model_info=ModelInfo("fake", "fake", VOCAB_SIZE, max_model_len, frozenset([EOS])),
         num_blocks=num_blocks,
@@ -102,10 +102,17 @@ def make_engine(native=None, *, sections=None, compile_guided=None, max_model_le
         compile_guided=compile_guided or (lambda options: None),
     )
     engine.native = native
+    return engine
+
+
+@contextmanager
+def make_engine(*args, **options):
+    """`start_engine`, and its end."""
+    engine = start_engine(*args, **options)
     try:
         yield engine
     finally:
-        native.gate.set()
+        engine.native.gate.set()
         engine.shutdown()
 
 

@@ -39,7 +39,11 @@ def test_configured_memory_and_blocks_replace_the_share():
     def no_memory():
         raise AssertionError("asked for the memory")
 
-    for options, blocks in (({"kv_cache_memory": 5999}, 5), ({"num_kv_blocks": 7}, 7), ({"num_kv_blocks": 7, "kv_cache_memory": 1}, 7)):
+    for options, blocks in (
+        ({"kv_cache_memory": 5999}, 5),
+        ({"num_kv_blocks": 7}, 7),
+        ({"num_kv_blocks": 7, "kv_cache_memory": 1}, 7),
+    ):
         config = EngineConfig(block_size=64, **options)
         budget = plan_kv_blocks(config, block_bytes=BLOCK, model_max_len=2048, available_memory=no_memory)
         assert budget.num_blocks == blocks
@@ -54,14 +58,17 @@ def test_no_block_fits():
 
 
 def test_configured_context_does_not_fit():
-    message = "max_model_len=500 does not fit the KV cache: num_kv_blocks=7 holds 448 tokens; use max_model_len <= 448, or kv_cache_memory >= 8000 (8 blocks)"
+    message = (
+        "max_model_len=500 does not fit the KV cache: num_kv_blocks=7 holds 448 tokens; "
+        "use max_model_len <= 448, or kv_cache_memory >= 8000 (8 blocks)"
+    )
     with pytest.raises(ConfigError, match=re.escape(message)):
         plan(num_kv_blocks=7, max_model_len=500)
     assert plan(num_kv_blocks=7, max_model_len=448).max_model_len == 448
 
 
 def test_configured_context_is_longer_than_the_model_allows():
-    with pytest.raises(ConfigError, match="max_model_len must be <= 2048.*got 2049"):
+    with pytest.raises(ConfigError, match=r"max_model_len must be <= 2048.*got 2049"):
         plan(max_model_len=2049)
 
 

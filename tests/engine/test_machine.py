@@ -66,9 +66,7 @@ def test_version_1_limits(tree):
 
 
 def test_a_group_over_its_limit_has_no_memory(tree):
-    places = tree(
-        **{"proc/self/cgroup": "0::/\n", "cgroups/memory.max": "1000\n", "cgroups/memory.current": "5000\n"}
-    )
+    places = tree(**{"proc/self/cgroup": "0::/\n", "cgroups/memory.max": "1000\n", "cgroups/memory.current": "5000\n"})
     assert available_memory(**places) == 0
 
 

@@ -29,7 +29,7 @@ def dequantize(type: int, data: NDArray[np.uint8], count: int) -> NDArray[np.flo
 class Matrix:
     def __init__(self, rows: int, cols: int, sources: Sequence[tuple[int, NDArray[np.uint8]]], mode: str) -> None:
         widths = {0: 4, 1: 2, 30: 2}
-        parts = [dequantize(type, data, data.nbytes // widths[type]) for type, data in sources]
+        parts = [dequantize(kind, data, data.nbytes // widths[kind]) for kind, data in sources]
         self.values = np.concatenate(parts).reshape(rows, cols).astype(np.float64)
         self.mode = mode
 

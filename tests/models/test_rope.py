@@ -75,23 +75,24 @@ def test_sections_of_mrope_are_kept() -> None:
     assert spec(gguf({"dimension_sections": np.array([8, 12, 12, 0], np.int32)})).sections == (8, 12, 12)
 
 
-class TestDynamic:
-    CONFIG = {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 4096}
+DYNAMIC: dict[str, Any] = {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 4096}
 
+
+class TestDynamic:
     def test_a_context_within_the_model_s_changes_nothing(self) -> None:
         plain = spec(hf({}))
         for length in (None, 16, 4096):
-            np.testing.assert_array_equal(spec(hf(self.CONFIG), length).inv_freq, plain.inv_freq)
+            np.testing.assert_array_equal(spec(hf(DYNAMIC), length).inv_freq, plain.inv_freq)
 
     def test_a_longer_context_lowers_all_frequencies_but_the_first(self) -> None:
-        plain, longer = spec(hf({})), spec(hf(self.CONFIG), 8192)
+        plain, longer = spec(hf({})), spec(hf(DYNAMIC), 8192)
         assert longer.inv_freq[0] == 1.0
         assert np.all(longer.inv_freq[1:] < plain.inv_freq[1:])
 
     def test_the_context_grows_with_what_is_asked_for(self) -> None:
-        assert hf(self.CONFIG).max_context() == 4096
-        assert hf(self.CONFIG).max_context(100) == 4096
-        assert hf(self.CONFIG).max_context(9000) == 9000
+        assert hf(DYNAMIC).max_context() == 4096
+        assert hf(DYNAMIC).max_context(100) == 4096
+        assert hf(DYNAMIC).max_context(9000) == 9000
         assert hf({}).max_context(1 << 40) == 16_384
 
 

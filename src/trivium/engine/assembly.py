@@ -53,7 +53,7 @@ def assemble(config: EngineConfig, progress: Callable[[int, int], None] | None =
         "num_blocks": budget.num_blocks,
         "tokenizer": tokenizer,
         "chat_template": _chat_template(config, decoder, tokenizer),
-        "compile_guided": GuidedCompiler(tokenizer, decoder.spec.vocab_size).compile,
+        "compile_guided": GuidedCompiler(tokenizer, info.vocab_size, info.eos_token_ids).compile,
     }
 
 
@@ -81,12 +81,19 @@ def _tokenizer(config: EngineConfig, decoder: LoadedDecoder) -> Tokenizer:
     return Tokenizer.from_gguf(decoder.metadata, cache_key=f"{decoder.path.resolve()}:{status.st_size}:{status.st_mtime_ns}")
 
 
+def _chat_template(config: EngineConfig, decoder: LoadedDecoder, tokenizer: Tokenizer) -> ChatTemplate | None:
+    if config.chat_template is not None:
+        return ChatTemplate.load(config.chat_template, tokenizer)
+    source = find_template(decoder.path if decoder.metadata is None else decoder.metadata)
+    return None if source is None else ChatTemplate(source, tokenizer)
+
+
 def _eos_token_ids(decoder: LoadedDecoder, tokenizer: Tokenizer) -> frozenset[int]:
     """End tokens of the tokenizer, and those that the model's own configuration adds: one id or a list."""
     hf_config = decoder.hf_config or {}
     named = decoder.generation_config.get("eos_token_id", hf_config.get("eos_token_id"))
-    ids = named if isinstance(named, list) else [named]
-    return tokenizer.eos_token_ids | {token for token in ids if isinstance(token, int)}
+    ids = {*tokenizer.eos_token_ids, *(named if isinstance(named, list) else [named])}
+    return frozenset(token for token in ids if isinstance(token, int) and 0 <= token < decoder.spec.vocab_size)
 
 
 def _model_name(model: str) -> str:

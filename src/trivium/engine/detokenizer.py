@@ -16,16 +16,26 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """The text of one answer.
 
-    Without stop strings the pieces, put together, are `tokenizer.decode` of all tokens. With them the text ends before the first
-    match, or after it with `include_stop`.
+    Without stop strings the pieces, put together, are `tokenizer.decode` of all tokens. With them the text ends before the
+    first match, or after it with `include_stop`.
 
     Attributes:
         stopped: the stop string that was found, None until then.
         num_tokens: tokens pushed, up to and including the one that completed the stop string.
     """
 
-    __slots__ = ("_decoder", "_finished", "_include_stop", "_matcher", "_parts", "_skipped", "_strip", "_token_bytes", "num_tokens",
-                 "stopped")  # fmt: skip
+    __slots__ = (
+        "_decoder",
+        "_finished",
+        "_include_stop",
+        "_matcher",
+        "_parts",
+        "_skipped",
+        "_strip",
+        "_token_bytes",
+        "num_tokens",
+        "stopped",
+    )
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from trivium.engine.detokenizer import Detokenizer
 from trivium.engine.inbox import Inbox, Message
 from trivium.engine.outbox import Outbox
 from trivium.engine.outputs import FinishReason, OutputDelta
-from trivium.engine.postprocess import accept_tokens, collect_prompt_logprobs, last_delta
+from trivium.engine.postprocess import accept_token, collect_prompt_logprobs, last_delta
 from trivium.engine.sample import ActiveRequest, Sample
 from trivium.engine.sampler_factory import SamplerFactory
 from trivium.engine.scheduler import Chunk, Scheduler, StepPlan
@@ -118,7 +118,8 @@ class EngineLoop:
         plan = scheduler.schedule(now)
         if not plan.chunks:
             raise EngineError(f"none of {scheduler.num_waiting} waiting sequences can be scheduled")
-        self._chunks = plan.chunks
+        self._chunks = list(plan.chunks)
+        self._record(0, 0, 0)  # before the step, which may take long: the door counts on the room in the queue
         if plan.copies:
             self._native.copy_blocks(plan.copies)
         self._prepare(plan)
@@ -152,12 +153,11 @@ class EngineLoop:
                 stop=sampling.stop,
                 include_stop=sampling.include_stop,
             )
-        if not samples_now:
-            return
-        if sample.forced:
+        sample.mask_row = -1
+        if samples_now and sample.forced:
             sample.sampler.force(sample.forced[0])
-        if sample.matcher is not None:
-            sample.mask_row = self._batch.add_mask(sample.matcher) if sample.constrained else -1
+        if samples_now and sample.constrained and sample.matcher is not None:
+            sample.mask_row = self._batch.add_mask(sample.matcher)
 
     def _accept(self, plan: StepPlan, result: StepResult) -> None:
         now = self.last_step_time = time.monotonic()
@@ -167,14 +167,16 @@ class EngineLoop:
         num_prompt_tokens = 0
         for i, chunk in enumerate(plan.chunks):
             sample = cast(Sample, chunk.sequence)
-            num_prompt_tokens += max(0, min(chunk.start + chunk.length, sample.num_prompt_tokens) - chunk.start)
+            if chunk.start < sample.num_prompt_tokens:
+                num_prompt_tokens += min(chunk.length, sample.num_prompt_tokens - chunk.start)
             try:
                 if (rows := prompt_logprobs[i]) is not None:
                     collect_prompt_logprobs(sample, rows)
                 if accepted := tokens[i]:
-                    if accepted[0] < 0:
+                    token, scores = accepted[0], logprobs[i]
+                    if token < 0:
                         raise EngineError("the model's output is not finite, or no token is allowed")
-                    deltas.append((sample, accept_tokens(sample, accepted, logprobs[i], now)))
+                    deltas.append((sample, accept_token(sample, token, None if scores is None else scores[0], now)))
             except Exception as error:
                 log.exception("request %s failed", sample.request.request_id)
                 failed.append((chunk, error))
@@ -185,7 +187,7 @@ class EngineLoop:
             self._end(cast(Sample, chunk.sequence), "error", fault)
         for sample, delta in deltas:
             self._tell(sample, delta)
-        self._record(1, num_prompt_tokens, sum(len(delta.token_ids) for _, delta in deltas))
+        self._record(1, num_prompt_tokens, len(deltas))
 
     def _record(self, steps: int, prompt_tokens: int, generated_tokens: int) -> None:
         self.inbox.record(self._scheduler, steps=steps, prompt_tokens=prompt_tokens, generated_tokens=generated_tokens)

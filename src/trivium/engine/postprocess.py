@@ -1,4 +1,4 @@
-"""From the tokens of a step to what a door is told: text, logprobs, and whether the sample has ended."""
+"""From a sampled token to what a door is told: text, logprobs, and whether the sample has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trivium.errors import EngineError
 if TYPE_CHECKING:
     from trivium._native import LogprobRow
 
-__all__ = ["accept_tokens", "collect_prompt_logprobs", "last_delta"]
+__all__ = ["accept_token", "collect_prompt_logprobs", "last_delta"]
 
 log = logging.getLogger("trivium")
 
@@ -21,34 +21,23 @@ _LENGTH = Ending("length")
 _STOP = Ending("stop")
 
 
-def accept_tokens(sample: Sample, accepted: list[int], rows: list[LogprobRow] | None, now: float) -> OutputDelta:
-    """Append sampled tokens, up to the one that ends the sample, and say what is new.
+def accept_token(sample: Sample, token: int, row: LogprobRow | None, now: float) -> OutputDelta:
+    """Append a sampled token and say what is new.
 
     Raises `EngineError` when the grammar refuses a token that its mask allowed, and whatever detokenizer and matcher raise.
     """
-    before = len(sample.tokens)
-    if len(accepted) == 1:
-        text, ending = _advance(sample, accepted[0])
-        token_ids = accepted
-    else:
-        text, ending = "", None
-        for token in accepted:
-            piece, ending = _advance(sample, token)
-            text += piece
-            if ending is not None:
-                break
-        token_ids = sample.tokens[before:]
     times = sample.times
     times.last_token = now
-    if before == sample.num_prompt_tokens:
+    if not times.first_token:
         times.first_token = now
-    delta = OutputDelta(
+    text, ending = _advance(sample, token)
+    return OutputDelta(
         sample.request.request_id,
         sample.index,
-        token_ids,
+        [token],
         text,
-        [],
-        None,
+        [] if row is None else [_logprobs(token, row)],
+        None if sample.plain else _take_prompt_logprobs(sample),
         None if ending is None else ending.reason,
         None if ending is None else ending.stop_reason,
         None,
@@ -57,11 +46,6 @@ def accept_tokens(sample: Sample, accepted: list[int], rows: list[LogprobRow] | 
         sample.seed,
         times,
     )
-    if not sample.plain:
-        if rows is not None:
-            delta.logprobs = [_logprobs(token, row) for token, row in zip(token_ids, rows, strict=False)]
-        delta.prompt_logprobs = _take_prompt_logprobs(sample)
-    return delta
 
 
 def collect_prompt_logprobs(sample: Sample, rows: list[LogprobRow]) -> None:

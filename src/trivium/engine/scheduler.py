@@ -9,7 +9,8 @@ Preemption takes the blocks and keeps the tokens, which are computed again later
  - when a running sequence finds no free block: the running sequence of the highest rank goes, at worst the needy one itself.
    The sequence of the lowest rank is never taken, so every step brings it forward.
  - when a waiting sequence of strictly lower `priority` (not rank: age entitles to the next free place, not to another's) finds
-   no place or no blocks: running sequences of higher `priority` go, highest rank first, each at most `max_preemptions` times.
+   no place or no blocks: running sequences of higher `priority` go, the highest and latest first, unless they were preempted
+   `max_preemptions` times already.
 """
 
 from __future__ import annotations
@@ -250,7 +251,8 @@ class Scheduler:
     def _victims(self, priority: int, places: int, prefix: list[int], missing: int) -> list[Sequence]:
         """Running sequences of priority above `priority` that together give so many places and blocks; empty if they cannot."""
         victims: list[Sequence] = []
-        for sequence in reversed(self.running):
+        # By priority before rank, or a victim might in turn make its way over one that was spared for its age.
+        for sequence in sorted(self.running, key=lambda s: (s.request.priority, self._rank(s)), reverse=True):
             if len(victims) >= places and missing <= 0:
                 break
             if sequence.request.priority > priority and sequence.preemptions < self._max_preemptions:

@@ -18,9 +18,9 @@ class StopMatch(NamedTuple):
 class StopStrings:
     """Watches one text for several stop strings.
 
-    The match that is complete first counts; of those that are complete at the same character, the longest. So the result does
-    not depend on how the text is cut. Each string has its own Knuth-Morris-Pratt automaton: a character costs amortised constant
-    time per stop string, however the strings repeat themselves.
+    The match that is complete first counts; of those that are complete at the same character, the longest. So the result
+    does not depend on how the text is cut. Each string has its own Knuth-Morris-Pratt automaton: a character costs amortised
+    constant time per stop string, however the strings repeat themselves.
     """
 
     __slots__ = ("_failures", "_first", "_held", "_states", "_stops")

@@ -17,8 +17,8 @@ class Thought:
     """Follows one sample's output through `<think> … </think>`.
 
     `open` tells whether the next token belongs to the thought. It is open from the start when the prompt ends inside a thought,
-    or opens when the output begins with `<think>` (after white space); once closed it stays closed. With a `limit`, `push` returns
-    the tokens of `</think>` once that many tokens of thought were generated.
+    or opens when the output begins with `<think>` (after white space); once closed it stays closed. With a `limit`, `push`
+    returns the tokens of `</think>` once that many tokens of thought were generated.
 
     Tags are matched on bytes, because a model may spell them with one token or with several.
     """

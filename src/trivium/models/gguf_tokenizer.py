@@ -11,7 +11,7 @@ import hashlib
 import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,11 +97,11 @@ _PRE_TOKENIZERS = {
 
 
 def convert_gguf(metadata: Mapping[str, Any], cache_key: str | None = None) -> TokenizerParts:
-    """The tokenizer that GGUF metadata describes: `list[str]` for arrays of strings, lists or numpy arrays for arrays of numbers.
+    """The tokenizer that GGUF metadata describes; arrays of strings are lists, those of numbers lists or numpy arrays.
 
-    With `cache_key`, which identifies the source, a SentencePiece conversion is kept in the cache folder, since its merges take
-    long to find; byte-level tokenizers are built faster from the metadata than from any file. Raises `ModelLoadError` for
-    metadata that contradicts itself, `UnsupportedModelError` for kinds that are not supported.
+    With `cache_key`, which identifies the source, a SentencePiece conversion is kept in the cache folder, since its merges
+    take long to find; byte-level tokenizers are built faster from the metadata than from any file. Raises `ModelLoadError`
+    for metadata that contradicts itself, `UnsupportedModelError` for kinds that are not supported.
     """
     fields = Fields(metadata, "GGUF metadata")
     kind = fields.text("tokenizer.ggml.model")
@@ -127,7 +127,7 @@ def _byte_level(fields: Fields, tokens: list[str], pre: _PreTokenizer) -> tokeni
     vocab = {text: index for index, text in enumerate(tokens)}
     if len(vocab) < len(tokens):
         raise ModelLoadError(f"GGUF metadata: {_TOKENS}: {len(tokens) - len(vocab)} tokens are there twice")
-    merges = [tuple(merge.split(" ")) for merge in _strings(fields, "tokenizer.ggml.merges")]
+    merges: list[Any] = [tuple(merge.split(" ")) for merge in _strings(fields, "tokenizer.ggml.merges")]
     try:
         model = guarded(lambda: models.BPE(vocab, merges, ignore_merges=pre.whole_words), "tokenizer.ggml.merges")
     except ModelLoadError:
@@ -249,7 +249,7 @@ def _describe(values: object) -> str:
     return "nothing" if values is None else f"a {type(values).__name__}"
 
 
-def _cached(cache_key: str | None, size: int, build: Any) -> tokenizers.Tokenizer:
+def _cached(cache_key: str | None, size: int, build: Callable[[], tokenizers.Tokenizer]) -> tokenizers.Tokenizer:
     """The pipeline from the cache if it is there and sound, else built and put there."""
     if cache_key is None:
         return build()

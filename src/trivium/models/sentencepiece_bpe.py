@@ -1,4 +1,4 @@
-"""SentencePiece's BPE as a `tokenizers` pipeline, built from pieces with scores: for GGUF metadata and tokenizer.model files."""
+"""SentencePiece's BPE as a `tokenizers` pipeline, built from pieces with scores (GGUF metadata, tokenizer.model files)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def build_sentencepiece_bpe(
     charsmap: bytes = b"",
     remove_extra_whitespaces: bool = False,
 ) -> tokenizers.Tokenizer:
-    """The pipeline: normalise, put a space before the text and after each special token, spaces to U+2581, merge best score first.
+    """The pipeline: normalise, put a space before the text and after each special token, merge pieces, best score first.
 
-    Characters without a piece become bytes if there are byte pieces, else the unknown token. Raises `ModelLoadError` for duplicate
-    or oversized pieces.
+    Characters without a piece become bytes if there are byte pieces, else the unknown token. Raises `ModelLoadError` for
+    duplicate or oversized pieces.
     """
     vocab = {piece.text: index for index, piece in enumerate(pieces)}
     if len(vocab) < len(pieces):

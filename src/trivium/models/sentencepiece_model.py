@@ -1,7 +1,7 @@
 """Reader of SentencePiece's tokenizer.model files.
 
-The file is one protocol buffer message, ModelProto of sentencepiece_model.proto; the wire format (a key of field number and wire
-type, then a varint, 4, 8 or length-prefixed bytes) is described in the protocol buffers' encoding guide.
+The file is one protocol buffer message, ModelProto of sentencepiece_model.proto; the wire format (a key of field number and
+wire type, then a varint, 4, 8 or length-prefixed bytes) is described in the protocol buffers' encoding guide.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Piece:
 
 @dataclass(slots=True)
 class SentencePieceModel:
-    """The fields of a ModelProto that encoding depends on, with that format's defaults. An id of -1 means that there is none."""
+    """The fields of a ModelProto that encoding depends on, with that format's defaults. An id of -1 means none."""
 
     pieces: list[Piece]
     model_type: int = 1
@@ -136,7 +136,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         else:
             raise ModelLoadError(f"tokenizer.model: wire type {wire_type} at byte {position}; it is not a SentencePiece model")
         if size > end - position:
-            raise ModelLoadError(f"tokenizer.model: truncated: a field of {size} bytes at byte {position}, {end - position} are left")
+            raise ModelLoadError(
+                f"tokenizer.model: truncated: a field of {size} bytes at byte {position}, {end - position} are left"
+            )
         yield key >> 3, data[position : position + size]
         position += size
 

@@ -15,7 +15,7 @@ from trivium.models.tokenizer_parts import TokenizerParts, is_backend_fault
 
 __all__ = ["Tokenizer"]
 
-# `tokenizers` holds the GIL while it encodes one text, and releases it while it encodes a batch: longer texts go as a batch of one.
+# `tokenizers` holds the GIL while it encodes one text, but not while it encodes a batch: longer texts go as a batch of one.
 _LONG_TEXT = 8192
 
 _SPACE = "\u2581"  # how SentencePiece writes a space
@@ -82,8 +82,8 @@ class Tokenizer:
     def from_gguf(cls, metadata: Mapping[str, Any], cache_key: str | None = None) -> Tokenizer:
         """Convert the tokenizer in GGUF metadata.
 
-        `cache_key` identifies the file; with it, conversions that take long are kept in the cache folder. Raises `ModelLoadError`,
-        `UnsupportedModelError`.
+        `cache_key` identifies the file; with it, conversions that take long are kept in the cache folder. Raises
+        `ModelLoadError`, `UnsupportedModelError`.
         """
         from trivium.models.gguf_tokenizer import convert_gguf
 
@@ -121,8 +121,9 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text, without begin and end tokens.
 
-        Special tokens in the text become their ids; with `special=False` they are text like any other. Added tokens that are not
-        special (`<think>` in many models) are recognised either way. Raises `RequestError` for text that is not valid Unicode.
+        Special tokens in the text become their ids; with `special=False` they are text like any other. Added tokens that are
+        not special (`<think>` in many models) are recognised either way. Raises `RequestError` for text that is not valid
+        Unicode.
         """
         return self._encode(text, special=special, start=True)
 

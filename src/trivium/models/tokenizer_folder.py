@@ -102,7 +102,9 @@ def _from_sentencepiece(path: Path, config: _Config) -> TokenizerParts:
         if backend.token_to_id(text) is None or token_id < len(model.pieces):
             backend.add_tokens([AddedToken(text, normalized=False)])
         if backend.token_to_id(text) != token_id:
-            raise ModelLoadError(f"{path}: added token {text!r} should have the id {token_id}, gets {backend.token_to_id(text)}")
+            raise ModelLoadError(
+                f"{path}: added token {text!r} should have the id {token_id}, gets {backend.token_to_id(text)}"
+            )
     roles = _piece_roles(model) | config.roles
     # Llama's tokenizer class puts a begin token before a text unless told otherwise; ERNIE's has its template do it.
     llama = "Llama" in str(config.values.get("tokenizer_class", ""))

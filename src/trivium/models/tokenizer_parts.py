@@ -33,7 +33,7 @@ class TokenizerParts:
 
 
 def is_backend_fault(error: BaseException) -> bool:
-    """Whether `tokenizers` failed. It is written in Rust, and its panics arrive as BaseException, of a class it does not export."""
+    """Whether `tokenizers` failed. It is written in Rust; its panics are BaseExceptions of a class it does not export."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

@@ -82,6 +82,7 @@ StepOutput Stepper::run(const StepInput& in) {
   out.tokens.resize(static_cast<size_t>(in.num_sequences));
   out.logprobs.resize(static_cast<size_t>(in.num_sequences));
   out.prompt_logprobs.resize(static_cast<size_t>(in.num_sequences));
+  find_faults(in, &out);
   score_prompts(in, &out);
   sample(in, &out);
   if (in.all_logits != nullptr) {
@@ -94,6 +95,19 @@ StepOutput Stepper::run(const StepInput& in) {
   }
   pool.end_step();
   return out;
+}
+
+// A row that is not finite ends its sequence, also in the middle of a prompt: the cache holds finite values in its place, so later
+// rows would not show it.
+void Stepper::find_faults(const StepInput& in, StepOutput* out) const {
+  std::vector<char> faulty(static_cast<size_t>(in.num_sequences), 0);
+  for_rows(in.num_rows, [&](int i) {
+    const float* x = x_.data() + static_cast<int64_t>(i) * config_.hidden_size;
+    if (kernels().argmax(x, config_.hidden_size) < 0) faulty[static_cast<size_t>(sequence_of_row_[static_cast<size_t>(i)])] = 1;
+  });
+  for (size_t s = 0; s < faulty.size(); s++) {
+    if (faulty[s]) out->tokens[s].push_back(-1);
+  }
 }
 
 void Stepper::embed(const StepInput& in) {
@@ -272,7 +286,7 @@ void Stepper::sample(const StepInput& in, StepOutput* out) {
   const int64_t mask_words = (config_.vocab_size + 31) / 32;
   std::vector<LogitsRow> tile;
   for (int32_t s = 0; s < in.num_sequences; s++) {
-    if (in.samplers[static_cast<size_t>(s)] == nullptr) continue;
+    if (in.samplers[static_cast<size_t>(s)] == nullptr || !out->tokens[static_cast<size_t>(s)].empty()) continue;
     const int32_t drafts = in.drafts(s), last = in.query_starts[s + 1] - 1;
     if (!tile.empty() && tile.size() + 1 + static_cast<size_t>(drafts) > kLogitsTile) {
       sample_tile(tile, in, out);

@@ -74,6 +74,7 @@ class Stepper {
   };
 
   void check(const StepInput& input) const;
+  void find_faults(const StepInput& input, StepOutput* output) const;
   void embed(const StepInput& input);
   void prepare_rope(const StepInput& input);
   void attention_block(const StepInput& input, int layer);

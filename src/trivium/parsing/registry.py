@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from trivium.errors import ConfigError
 
@@ -27,9 +27,8 @@ class MissingTokenError(ConfigError, RuntimeError):
 class ParserTokenizer(Protocol):
     """What parsers use of `trivium.models.tokenizer.Tokenizer`."""
 
-    @property
-    def inner(self) -> Any:
-        """The `tokenizers.Tokenizer`; only its `token_to_id` is called."""
+    def token_id(self, text: str) -> int | None:
+        """The id of the token with this text, None if there is none."""
 
 
 class ParserRegistry(Generic[Parser]):
@@ -68,7 +67,7 @@ class ParserRegistry(Generic[Parser]):
 def require_tokens(parser: str, tokenizer: ParserTokenizer, tokens: Sequence[str]) -> None:
     """Raise MissingTokenError if one of `tokens` is not in the vocabulary."""
     for token in tokens:
-        if tokenizer.inner.token_to_id(token) is None:
+        if tokenizer.token_id(token) is None:
             raise MissingTokenError(f"the parser {parser} needs the token {token!r}, which this model's vocabulary lacks")
 
 

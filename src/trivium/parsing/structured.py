@@ -69,7 +69,8 @@ class GuidedCompiler:
         """A matcher at the beginning of an answer.
 
         The first call also prepares the vocabulary (0.2 s for 49,152 tokens); then a schema takes about a millisecond.
-        Raises RequestError, whose field is the kind of `options`, with llguidance's message if it cannot be compiled.
+        Raises RequestError with llguidance's message: its field is the kind of `options` if they cannot be compiled,
+        "guided_decoding" if llguidance cannot read the tokenizer.
         """
         kind, grammar = grammar_text(options)
         vocabulary = self._prepare()
@@ -89,7 +90,11 @@ class GuidedCompiler:
 
         size = max(self._vocab_size, self._tokenizer.vocab_size)
         # Without end tokens llguidance guesses one; it is masked out below, because only ours end an answer.
-        tokenizer = LLTokenizer(self._tokenizer.to_json(), n_vocab=size, eos_token=sorted(self._end_ids) or None)
+        try:
+            tokenizer = LLTokenizer(self._tokenizer.to_json(), n_vocab=size, eos_token=sorted(self._end_ids) or None)
+        except ValueError as error:
+            message = f"guided decoding is not available with this model's tokenizer: {error}"
+            raise RequestError(message, field="guided_decoding") from error
         usable = np.zeros(-(-self._vocab_size // 32) * 32, np.uint8)
         usable[: min(self._vocab_size, self._tokenizer.vocab_size)] = 1
         ends = np.zeros_like(usable)
@@ -169,7 +174,7 @@ def _build(tokenizer: Any, grammar: str) -> Any:
     """An LLMatcher whose first mask has been computed: that builds most of its lexer, and finds grammars without any answer."""
     from llguidance import LLMatcher, LLParserLimits
 
-    # The limits are llguidance's own: about 15 ms of lexer work and 50,000 parser items a step. Its verbose errors show internals.
+    # The limits are llguidance's own, about 15 ms of lexer work and 50,000 parser items a step; verbose errors show internals.
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
     if not matcher.is_error():
         matcher.compute_bitmask()

@@ -13,7 +13,7 @@ from trivium.engine.request import GenerationRequest
 from trivium.errors import DeadlineExceededError, EngineDeadError, EngineError
 from trivium.parsing import ReasoningParser, ToolParser
 
-__all__ = ["Answer", "Asked", "TokenText"]
+__all__ = ["Answer", "Asked", "Reader", "TokenText"]
 
 TokenText = Callable[[int], str]
 

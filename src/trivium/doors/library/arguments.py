@@ -129,7 +129,7 @@ _share = _number("above 0 and at most 1", lambda v: 0 < v <= 1)
 
 
 def _honoured(name: str, here: str, field: str | None = None, check: Check | None = None) -> Argument:
-    return Argument(name, "honoured", here, check=check, field=field or (name if check is None else None))
+    return Argument(name, "honoured", here, check=check, field=field or name)
 
 
 def _noted(name: str, here: str, *neutral: Any, check: Check | None = None) -> Argument:
@@ -149,7 +149,7 @@ _SPECULATION = "speculation would change the speed only; tokens are generated on
 
 ARGUMENTS: tuple[Argument, ...] = (
     _honoured("model", "GGUF file, Hugging Face folder, catalogue name or alias", "model"),
-    Argument("revision", "noted", "a model is taken as it lies on disk", (None, "master", "main"), _text),
+    _refused("revision", "a model is taken as it lies on disk or on the hub's main branch", "master", "main"),
     _honoured("tokenizer", "folder or tokenizer.json used instead of the model's own"),
     _noted("enable_logprob", "logprobs are always available", False, True, check=_bool),
     _honoured("chat_template", "Jinja text, or the path of a template"),
@@ -292,7 +292,7 @@ def read_arguments(model: Any, environ: Mapping[str, str] | None = None, **kwarg
         if row.field is None or value is None:
             continue
         if row.field in settings:
-            raise ConfigError(f"{name} and {row.field} set the same thing: give one of them")
+            raise ConfigError(f"{name} and {row.field} name the same thing: give one of them")
         settings[row.field] = value
     if "chat_template" in settings:
         settings["chat_template"] = read_template(settings["chat_template"])
@@ -331,7 +331,7 @@ def read_template(template: Any) -> str:
 
 def argument_table(rows: tuple[Argument, ...]) -> str:
     """The rows as the Markdown table of docs/library.md."""
-    lines = ["| argument | here | |", "|---|---|---|"]
+    lines = ["| argument | status | here |", "|---|---|---|"]
     for row in rows:
         kept = [repr(v) for v in row.neutral if v is not None] if row.status == "refused" else []
         status = row.status + (f" unless {' or '.join(kept)}" if kept else "")

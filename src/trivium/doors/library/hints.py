@@ -1,4 +1,4 @@
-""" "Did you mean": errors for misspelt keyword names."""
+"""Errors for misspelt keyword names, with the name that was probably meant."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def read_prompts(prompts: Any, limits: Mapping[str, int]) -> list[RawPrompt]:
 
 
 def read_conversations(messages: Any, limits: Mapping[str, int]) -> list[list[dict[str, Any]]]:
-    """The conversations of `chat`: one list of message dicts, or a list of such lists; copies with text contents.
+    """The conversations of `chat`: one list of message dicts, or a list of such lists.
 
     Raises `RequestError` naming the conversation, message and part that is wrong.
     """
@@ -117,8 +117,6 @@ def _is_id(value: Any) -> bool:
 
 def _read_prompt(item: Any, where: str, limits: Mapping[str, int], *, single: bool) -> RawPrompt:
     if isinstance(item, str):
-        if not item:
-            raise RequestError(f"{where} is empty: a prompt needs at least one token", field="prompts", value=item)
         return RawPrompt(item, item, None)
     if isinstance(item, Mapping):
         return _read_dict(item, where, limits, single=single)
@@ -171,48 +169,34 @@ def _read_conversation(conversation: Any, where: str, limits: Mapping[str, int])
     if not conversation:
         raise RequestError(f"{where} has no messages", field="messages", value=conversation)
     media: Counter[str] = Counter()
-    found: RequestError | None = None
-    result = []
+    refusals: list[RequestError] = []
     for i, message in enumerate(conversation):
-        at = f"{where}[{i}]"
-        if not isinstance(message.get("role"), str):
-            raise RequestError(f"{at} needs a 'role', got {message!r}", field="messages", value=message)
-        copied = copy.deepcopy({k: v for k, v in message.items() if k != "content"})
         content = message.get("content")
         if _is_list(content):
-            texts, refusal = _read_parts(content, f"{at}['content']", media)
-            found = found or refusal
-            content = "".join(texts)
-        elif content is not None and not isinstance(content, str):
-            raise ParameterTypeError(f"{at}['content'] must be a str or a list of parts, got {content!r}", field="messages")
-        result.append(copied | {"content": content})
+            for j, part in enumerate(content):
+                kind = _media_kind(part, f"{where}[{i}]['content'][{j}]")
+                if kind is not None:
+                    media[kind] += 1
+                    refusals.append(_text_only(f"{where}[{i}]['content'][{j}] ({part['type']})", kind))
     for kind, count in media.items():
         _check_limit(where, kind, count, limits)
-    if found is not None:
-        raise found
-    return result
+    if refusals:
+        raise refusals[0]
+    return [dict(message) for message in conversation]
 
 
-def _read_parts(parts: Sequence[Any], where: str, media: Counter[str]) -> tuple[list[str], RequestError | None]:
-    """The texts of content parts; media parts are counted, and the first gives the refusal of a model that reads text only."""
-    texts, refusal = [], None
-    for i, part in enumerate(parts):
-        at = f"{where}[{i}]"
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "text":
-            if not isinstance(part.get("text"), str):
-                raise RequestError(f"{at} needs a str 'text', got {part!r}", field="messages", value=part)
-            texts.append(part["text"])
-        elif kind in _MEDIA_PARTS:
-            if part.get(kind) is None and part.get("uuid") is None:
-                raise RequestError(f"{at} has neither {kind!r} nor 'uuid'", field="messages", value=part)
-            media[_MEDIA_PARTS[kind]] += 1
-            refusal = refusal or _text_only(f"{at} ({kind})", _MEDIA_PARTS[kind])
-        else:
-            raise RequestError(
-                f"{at} has the unknown type {kind!r}; parts are text, image_url, video_url", field="messages", value=part
-            )
-    return texts, refusal
+def _media_kind(part: Any, where: str) -> str | None:
+    """The kind of a media part; None for a text part. The rest of a message is checked where templates are rendered."""
+    kind = part.get("type", "text") if isinstance(part, Mapping) else None
+    if kind == "text":
+        return None
+    if kind not in _MEDIA_PARTS:
+        raise RequestError(
+            f"{where} has the unknown type {kind!r}; parts are text, image_url, video_url", field="messages", value=part
+        )
+    if part.get(kind) is None and part.get("uuid") is None:
+        raise RequestError(f"{where} has neither {kind!r} nor 'uuid'", field="messages", value=part)
+    return _MEDIA_PARTS[kind]
 
 
 def _check_limit(where: str, kind: str, count: int, limits: Mapping[str, int]) -> None:

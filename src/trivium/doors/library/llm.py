@@ -29,8 +29,8 @@ class LLM:
     """A loaded model that answers batches of prompts.
 
     `model` is a GGUF file, a Hugging Face folder, a catalogue name or an alias; `tokenizer` and `chat_template` replace the
-    model's own. Logprobs are always available, whatever `enable_logprob` says. All further arguments are keywords; docs/library.md lists
-    every one as honoured, noted or refused.
+    model's own. Logprobs are always available, whatever `enable_logprob` says. All further arguments are keywords, which
+    docs/library.md lists as honoured, noted or refused.
 
     Raises `TypeError` for an unknown keyword, `ValueError` (`ConfigError`) for a wrong or refused value, `ModelLoadError`.
 

@@ -218,9 +218,10 @@ class RequestOutput(Record):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RequestOutput:
         given = dict(values)
-        for name, kind in (("outputs", CompletionOutput), ("metrics", RequestMetrics)):
-            if isinstance(given.get(name), Mapping):
-                given[name] = kind.from_dict(given[name])  # type: ignore[attr-defined]
+        if isinstance(given.get("outputs"), Mapping):
+            given["outputs"] = CompletionOutput.from_dict(given["outputs"])
+        if isinstance(given.get("metrics"), Mapping):
+            given["metrics"] = RequestMetrics.from_dict(given["metrics"])
         if given.get("prompt_token_ids") is None:
             given["prompt_token_ids"] = []
         if given.get("prompt_logprobs") is not None:

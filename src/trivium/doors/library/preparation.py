@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from trivium.doors.library.answers import Asked, Reader
@@ -13,8 +14,8 @@ from trivium.doors.library.inputs import RawPrompt, read_conversations, read_pro
 from trivium.doors.library.sampling_params import ParameterTypeError, SamplingParams
 from trivium.engine.engine import Engine
 from trivium.engine.request import GenerationRequest
-from trivium.errors import RequestError
-from trivium.models.chat_template import ChatTemplate
+from trivium.errors import ModelLoadError, RequestError
+from trivium.models.chat_template import ChatTemplate, required_template
 from trivium.parsing import get_reasoning_parser, get_tool_parser
 
 __all__ = ["Preparation"]
@@ -49,7 +50,7 @@ class Preparation:
         called = time.monotonic()
         raw = read_prompts(prompts, self._options.limit_mm_per_prompt)
         sampling = read_sampling(sampling_params, len(raw))
-        return self._build("prompts", called, sampling, [lambda p=p: self._read(p) for p in raw])
+        return self._build("prompts", called, sampling, [partial(self._read, p) for p in raw])
 
     def conversations(
         self,
@@ -70,8 +71,8 @@ class Preparation:
         variables = {"enable_thinking": True, **(chat_template_kwargs or {})}
         template = self._template(chat_template)
         plain_tools = read_tools(tools)
-        renders = [lambda c=c: self._render(template, c, plain_tools, variables) for c in conversations]
-        return self._build("messages", called, sampling, renders)
+        readers = [partial(self._render, template, c, plain_tools, variables) for c in conversations]
+        return self._build("messages", called, sampling, readers)
 
     def _build(
         self,
@@ -113,14 +114,12 @@ class Preparation:
         return prompt.given, ids, thinking
 
     def _template(self, given: Any) -> ChatTemplate:
-        if given is not None:
+        if given is None:
+            return required_template(self._engine.chat_template)
+        try:
             return ChatTemplate(read_template(given), self._engine.tokenizer)
-        if self._engine.chat_template is None:
-            raise RequestError(
-                "the model has no chat template: pass chat_template, or use generate with a prompt of your own",
-                field="chat_template",
-            )
-        return self._engine.chat_template
+        except ModelLoadError as error:
+            raise RequestError(str(error), field="chat_template", value=given) from error
 
     def _render(
         self,
@@ -131,4 +130,4 @@ class Preparation:
     ) -> tuple[str, list[int], bool | None]:
         rendered = template.render(conversation, tools=tools, **variables)
         thinking = None if self.reader.reasoning is None else self.reader.reasoning.prompt_opens_thought(rendered.text)
-        return rendered.text, rendered.encode(), thinking
+        return rendered.text, rendered.tokens(self._engine.tokenizer), thinking

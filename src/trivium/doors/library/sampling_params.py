@@ -276,7 +276,7 @@ def _require_int(
         allowed += f" and <= {high_name or high}" + (f" ({high})" if high_name else "")
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ParameterTypeError(f"{name} must be {allowed}, got {value!r}", field=name, allowed=allowed, value=value)
-    if (low is not None and value < low) or (high is not None and value > high):
+    if (low is not None and int(value) < low) or (high is not None and int(value) > high):
         raise RequestError.out_of_range(name, allowed, value)
 
 

@@ -151,8 +151,8 @@ class GgufCheckpoint:
         """`{architecture}.{key}`; an array with a value per layer must repeat one value."""
         name = f"{self.architecture}.{key}"
         value = self.metadata.get(name)
-        if isinstance(value, (list, np.ndarray)):
-            values = set(value.tolist() if isinstance(value, np.ndarray) else value)
+        if isinstance(value, np.ndarray):
+            values = set(value.tolist())
             if len(values) != 1:
                 raise UnsupportedModelError(f"{self.metadata.name(name)} differs by layer, which is not supported")
             return Fields({name: values.pop()}, self.metadata.label).integer(name, low, high)

@@ -1,0 +1,61 @@
+# What people type: `make serve`, `make test`. `make help` lists the rest.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/trivium/native/*.* src/trivium/native/kernels/*.*)
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test test-portable test-oracle lint format golden clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): $(BIN)/python $(NATIVE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	touch $@
+
+install: $(STAMP)  ## make .venv and install Trivium in it
+
+serve: $(STAMP)  ## install, fetch the default model, talk to it (PROMPT="…" answers one question)
+	$(BIN)/trivium pull smollm2
+	$(if $(PROMPT),$(BIN)/trivium generate "$(PROMPT)",$(BIN)/trivium chat)
+
+test: $(STAMP)  ## the whole suite, without a network once the model is there
+	$(BIN)/trivium pull smollm2
+	$(PYTEST) -m 'not oracle'
+
+test-portable: $(STAMP)  ## the native tests on a CPU model without AVX (needs qemu-user)
+	qemu-x86_64 -cpu Nehalem $(BIN)/python -m pytest tests/native -m 'not oracle' -p no:cacheprovider
+
+$(VENV)/.oracle: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[oracle]'
+	touch $@
+
+test-oracle: $(VENV)/.oracle  ## recompute what the golden files hold, with torch and transformers
+	$(BIN)/trivium pull smollm2
+	$(PYTEST) -m oracle tests/oracle
+
+golden: $(VENV)/.oracle  ## make the golden files anew
+	for script in tests/golden/make_*.py; do $(BIN)/python $$script || exit 1; done
+
+$(VENV)/.dev: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+lint: $(VENV)/.dev  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev  ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove what was built
+	rm -rf build dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
