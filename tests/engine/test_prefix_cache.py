@@ -80,6 +80,7 @@ def test_salts_are_kept_apart(stored: str | None, asked: str | None, hits: int) 
         ((span(1, 9, b"cat"),), 0),
         ((span(2, 7, b"cat"),), 2),
         ((span(2, 4, b"cat"), span(6, 4, b"cat")), 1),
+        ((span(2, 6, b"cat"), span(8, 2, b"cat")), 2),
     ],
 )
 def test_embeddings_are_part_of_the_key(spans: tuple[EmbeddingSpan, ...], hits: int) -> None:

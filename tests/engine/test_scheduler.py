@@ -147,6 +147,17 @@ def test_urgent_request_takes_a_seat_from_a_less_urgent_one() -> None:
     drain(target)
 
 
+def test_urgent_request_takes_a_seat_when_decodes_fill_the_budget() -> None:
+    target = scheduler(seqs=50, budget=3)
+    items = [sequence(1, priority=1) for _ in range(3)]
+    add(target, *items)
+    step(target)
+    add(target, urgent := sequence(1))
+    plan = step(target)
+    assert plan.preempted == items[2:]
+    assert [chunk.sequence for chunk in plan.chunks] == [urgent, *items[:2]]
+
+
 def test_equal_priority_never_preempts_for_a_seat() -> None:
     target = scheduler(seqs=1, ageing=1.0)
     running, other = sequence(5, priority=1), sequence(5, priority=1)

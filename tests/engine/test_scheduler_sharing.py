@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scheduling import add, drain, rows, samples, scheduler, sequence, step
+from scheduling import add, complete, drain, rows, samples, scheduler, sequence, step
 
 
 def test_prefix_hits_skip_computed_blocks_but_not_the_last_token() -> None:
@@ -66,6 +66,22 @@ def test_samples_fork_the_prompt_and_compute_its_last_token(caching: bool) -> No
     drain(target)
 
 
+def test_what_a_forked_sample_generates_is_found_again() -> None:
+    target, parent = scheduler(), sequence(range(10))
+    (child,) = samples(parent, 2)
+    add(target, parent, child)
+    step(target)
+    for token in range(20, 32):
+        plan = target.schedule(0.0)
+        complete(target, plan, token)
+    target.finish(parent)
+    target.finish(child)
+    target.blocks.check_integrity([])
+    follow = sequence([*child.tokens, 50])
+    add(target, follow)
+    assert rows(step(target))[0][:2] == (follow, 20)
+
+
 def test_samples_of_a_prompt_that_fills_its_block() -> None:
     for length, copies, shared in ((8, 1, 1), (9, 0, 2), (1, 0, 0)):
         target, parent = scheduler(), sequence(length)
@@ -90,6 +106,7 @@ def test_samples_without_a_parent_are_ordinary(fate: str) -> None:
         assert step(target).preempted == [parent]
         target.finish(urgent)
         assert target.waiting == [parent, child]
+        assert child.parent is None
     elif fate == "finished":
         step(target)
     target.finish(parent)

@@ -99,8 +99,8 @@ def stream(
 ) -> Generator[str, None, None]:
     """The pieces of an answer's text as they come; `answer` gathers everything else.
 
-    Closing the generator, or an interrupt inside it, aborts the request and waits until it has ended. Raises `RequestError`, and
-    `EngineError` when the engine fails.
+    Closing the generator, or an interrupt inside it, aborts the request and waits until it has ended. Raises `RequestError`,
+    and `EngineError` when the engine fails.
     """
     from trivium.engine.request import GenerationRequest
 

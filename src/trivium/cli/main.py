@@ -42,7 +42,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in self._modules.items()])
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run, and end the process: 0, 1 for an error of Trivium (one line on stderr), 2 for a wrong use, 130 if interrupted."""
+        """Run, and end the process: 0, 1 for an error of Trivium (a line on stderr), 2 for a wrong use, 130 if interrupted."""
         sys.exit(self._run(*args, **{**kwargs, "standalone_mode": False}))
 
     def _run(self, *args: Any, **kwargs: Any) -> int:

@@ -1,0 +1,179 @@
+"""`trivium run-batch`: a file of OpenAI requests, answered together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import click
+
+from trivium.cli.options import EngineCommand, engine_options, read_config
+from trivium.errors import EngineError, RequestError
+
+if TYPE_CHECKING:
+    from trivium.cli.batch_file import BatchLine, Results
+    from trivium.cli.batch_request import OpenAIRequest
+    from trivium.engine.engine import Engine
+    from trivium.engine.outputs import OutputDelta
+
+__all__ = ["BatchRun", "command"]
+
+
+@click.command("run-batch", cls=EngineCommand)
+@click.option(
+    "-i",
+    "--input",
+    "source",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Requests: one JSON object a line.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Results, in order of completion.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace the results that OUTPUT holds instead of going on after them.")
+@engine_options()
+def command(source: Path, target: Path, overwrite: bool, **flags: Any) -> None:
+    """Answer a file of requests in OpenAI's batch format.
+
+    Lines hold custom_id, method POST, url /v1/chat/completions or /v1/completions, and body. A line that is wrong gets an error
+    in the results and stops no other. Run again after a crash, it goes on with what is missing.
+    """
+    if target.exists() and source.samefile(target):
+        raise click.UsageError("--input and --output are the same file")
+    config = read_config(flags)
+    from tqdm import tqdm
+
+    from trivium.cli.answer import open_engine
+    from trivium.cli.batch_file import Results, count_lines, read_lines
+
+    with Results(target, overwrite=overwrite) as results, open_engine(config) as engine:
+        start = time.monotonic()
+        with tqdm(total=count_lines(source), desc="Requests", unit="request", disable=None, dynamic_ncols=True) as bar:
+            run = BatchRun(engine, results, on_result=lambda: bar.update(1))
+            run.answer(read_lines(source))
+    click.echo(f"{run.summary()}, {time.monotonic() - start:.1f} s", err=True)
+
+
+@dataclass(slots=True)
+class _Job:
+    """A request on its way: the deltas of its samples, and how many have not ended."""
+
+    line: BatchLine
+    request_id: str
+    asked: OpenAIRequest
+    samples: list[list[OutputDelta]] = field(default_factory=list)
+    unfinished: int = 0
+    error: Exception | None = None
+
+
+class BatchRun:
+    """Answers lines with one engine, a bounded number of samples at a time, and writes results as they end."""
+
+    def __init__(self, engine: Engine, results: Results, on_result: Callable[[], object] = lambda: None) -> None:
+        """Raises `ConfigError` for a parser that the model's vocabulary does not suit."""
+        from trivium.cli.batch_request import BodyReader
+        from trivium.cli.batch_response import ResponseWriter
+        from trivium.parsing import get_reasoning_parser, get_tool_parser
+
+        config, tokenizer = engine.config, engine.tokenizer
+        tools = None if config.tool_call_parser is None else get_tool_parser(config.tool_call_parser)(tokenizer)
+        reasoning = None
+        if config.reasoning_parser is not None:
+            reasoning = get_reasoning_parser(config.reasoning_parser)(tokenizer, keep_tool_calls=tools is not None)
+        self._engine = engine
+        self._results = results
+        self._on_result = on_result
+        self._reader = BodyReader(engine, reasoning)
+        self._writer = ResponseWriter(engine, reasoning, tools)
+        # Enough that the engine always finds the next sequence waiting, never so many that its queue is full.
+        self._bound = min(config.max_waiting, 2 * config.max_num_seqs)
+        self._outputs: SimpleQueue[Sequence[OutputDelta]] = SimpleQueue()
+        self._places: dict[str, tuple[_Job, int]] = {}  # request id -> job, and where the request's samples begin
+        self._in_flight = 0  # samples
+        self.answered = self.failed = self.skipped = 0
+
+    def answer(self, lines: Iterable[BatchLine]) -> None:
+        """Answer all lines that the results do not hold yet. Raises `EngineDeadError` if the engine is shut down meanwhile."""
+        for line in lines:
+            if self._results.has(line):
+                self.skipped += 1
+                self._on_result()
+            elif line.fault is not None:
+                self._results.fault(line)
+                self._count(failed=True)
+            else:
+                self._start(line)
+        while self._in_flight:
+            self._take()
+
+    def summary(self) -> str:
+        """Counts, for a person."""
+        return f"{self.answered} answered, {self.failed} failed, {self.skipped} done before"
+
+    def _start(self, line: BatchLine) -> None:
+        request_id = uuid4().hex
+        try:
+            asked = self._reader.read(line.url, line.body, request_id)
+        except EngineError as error:
+            self._fail(line, request_id, error)
+            return
+        job = _Job(line, request_id, asked, [[] for _ in range(asked.num_samples)], asked.num_samples)
+        first = 0
+        for request in asked.requests:
+            while self._in_flight and self._in_flight + request.n > self._bound:
+                self._take()
+            self._places[request.request_id] = (job, first)
+            self._in_flight += request.n
+            first += request.n
+            self._engine.submit([request], self._receive)
+
+    def _receive(self, outputs: Sequence[OutputDelta]) -> None:
+        """The engine's sink, on its thread."""
+        self._outputs.put(outputs)
+
+    def _take(self) -> None:
+        """Wait for deltas; write the results of the jobs that they end."""
+        for delta in self._outputs.get():
+            job, first = self._places[delta.request_id]
+            job.samples[first + delta.index].append(delta)
+            if not delta.finished:
+                continue
+            self._in_flight -= 1
+            job.unfinished -= 1
+            if delta.finish_reason not in ("stop", "length"):
+                job.error = job.error or delta.error or EngineError(f"the answer ended early: {delta.finish_reason}")
+            if not job.unfinished:
+                self._finish(job)
+
+    def _finish(self, job: _Job) -> None:
+        for request in job.asked.requests:
+            del self._places[request.request_id]
+        if job.error is not None:
+            self._fail(job.line, job.request_id, job.error)
+            return
+        self._results.answer(job.line, job.request_id, self._writer.write(job.asked, job.samples))
+        self._count(failed=False)
+
+    def _fail(self, line: BatchLine, request_id: str, error: Exception) -> None:
+        from trivium.cli.batch_response import error_body
+
+        status = error.error_code if isinstance(error, EngineError) else EngineError.error_code
+        param = error.field if isinstance(error, RequestError) else None
+        self._results.failure(line, request_id, status, error_body(str(error), status=status, param=param))
+        self._count(failed=True)
+
+    def _count(self, *, failed: bool) -> None:
+        self.failed += failed
+        self.answered += not failed
+        self._on_result()

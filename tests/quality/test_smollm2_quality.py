@@ -1,0 +1,56 @@
+"""SmolLM2's answers against transformers in float32 on the same weights: perplexity, KL divergence and agreement of the best token.
+
+The bounds are those of the documentation (docs/performance.md): what int8 and int16 activations may cost.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trivium.config import EngineConfig
+from trivium.models.loader import load_decoder
+
+EXPECTED = Path(__file__).parents[1] / "golden" / "smollm2" / "expected.npz"
+WINDOWS = {"auto": 16, "int16": 4, "float32": 1}  # 8,192 tokens; fewer where the bounds leave much room
+
+
+def measure(path: str, activation: str) -> dict[str, float]:
+    """Perplexity of both, mean KL divergence over the reference's 32 best tokens, share of equal best tokens."""
+    golden = np.load(EXPECTED)
+    float32 = activation == "float32"
+    native = load_decoder(Path(path), EngineConfig(model=path, activation_dtype=activation)).native
+    native.allocate_cache(8, 64, "float32" if float32 else "float16")
+    divergence, agreement, ours, theirs = [], [], [], []
+    for window in range(WINDOWS[activation]):
+        tokens = golden["tokens"][window]
+        z = native.logits(tokens).astype(np.float64)
+        z -= z.max(axis=1, keepdims=True)
+        logprobs = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+        ids = golden["top_ids"][window].astype(np.int64)
+        reference = golden["top_logprobs"][window].astype(np.float64)
+        mine = np.take_along_axis(logprobs, ids, axis=1)
+        p, q = np.exp(reference), np.exp(mine)
+        rest_p, rest_q = np.clip(1 - p.sum(1), 1e-9, None), np.clip(1 - q.sum(1), 1e-9, None)
+        divergence.append((p * (reference - mine)).sum(1) + rest_p * np.log(rest_p / rest_q))
+        agreement.append(logprobs.argmax(axis=1) == ids[:, 0])
+        ours.append(logprobs[np.arange(len(tokens) - 1), tokens[1:]])
+        theirs.append(golden["next_logprobs"][window])
+    return {
+        "perplexity": float(np.exp(-np.mean(ours))),
+        "reference": float(np.exp(-np.mean(theirs))),
+        "kl": float(np.mean(divergence)),
+        "top1": float(np.mean(agreement)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("activation", "perplexity", "kl", "top1"), [("auto", 0.005, 5e-3, 0.95), ("int16", 0.001, 1e-4, 0.999), ("float32", 1e-5, 5e-5, 0.999)]
+)
+def test_quality_is_within_its_bounds(smollm2, activation, perplexity, kl, top1):
+    found = measure(smollm2, activation)
+    assert abs(found["perplexity"] / found["reference"] - 1) < perplexity, found
+    assert found["kl"] < kl, found
+    assert found["top1"] >= top1, found
