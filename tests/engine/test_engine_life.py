@@ -38,10 +38,17 @@ def wait_until(condition, timeout=20):
 def test_abort_of_running_waiting_and_unknown_requests():
     with make_engine(max_num_seqs=2) as engine:
         door = Door()
-        engine.submit([request("running", n=2, **LONG)], door)
-        wait_until(lambda: door.deltas["running", 1])
+
+        def hold_after_the_first(outputs):
+            door(outputs)
+            if len(door.deltas["running", 1]) == 1:
+                engine.native.gate.clear()
+
+        engine.submit([request("running", n=2, **LONG)], hold_after_the_first)
+        wait_until(lambda: not engine.native.gate.is_set())
         engine.submit([request("waiting", **LONG)], door)
         engine.abort(["waiting", "unknown", "running", "running"])
+        engine.native.gate.set()
         first, second, waiting = [*door.wait("running", n=2), *door.wait("waiting")]
         assert (first.reason, second.reason, waiting.reason) == ("abort",) * 3
         assert first.text == bytes(first.token_ids).decode()
