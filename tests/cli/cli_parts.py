@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from click.testing import CliRunner, Result
@@ -46,6 +47,7 @@ def use_engine(monkeypatch, reply=None, **options):
         own = {"chat_template": RoleTemplate(), **chosen, **options}
         engine = FakeEngine(reply, **own) if reply else FakeEngine(**own)
         engine.opened_with = config
+        engine.model_info = replace(engine.model_info, vocab_size=256)  # its answers are made from prompts of bytes
         opened.append(engine)
         return engine
 

@@ -102,7 +102,8 @@ def _lock(file: Any) -> None:
 
 def _download_wheel(requirement: str, folder: Path, progress: Progress) -> Path:
     """Have pip fetch the wheel, so that the user's index, mirrors, proxies and certificates are honoured."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off", "--dest", str(folder), requirement]
+    options = ["--no-deps", "--only-binary=:all:", "--progress-bar=off", "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", *options, requirement]
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

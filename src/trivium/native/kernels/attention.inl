@@ -24,22 +24,22 @@ inline const T* subtile(const AttentionArgs& a, int64_t offset, int key) {
 template <int R, int S, typename T>
 void score_subtiles(const AttentionArgs& a, TileState& t, int row, int key, int slot) {
   const T* k[S];
-  for (int s = 0; s < S; s++) k[s] = subtile<T>(a, a.k_offset, key + s * kSubtile);
+  TRIVIUM_UNROLL for (int s = 0; s < S; s++) k[s] = subtile<T>(a, a.k_offset, key + s * kSubtile);
   const float* q = a.q + static_cast<int64_t>(row) * a.head_dim_padded;
   vf acc[R][S];
-  for (int r = 0; r < R; r++) {
-    for (int s = 0; s < S; s++) acc[r][s] = zero();
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int s = 0; s < S; s++) acc[r][s] = zero();
   }
   for (int d = 0; d < a.head_dim_padded; d++) {
     vf kv[S];
-    for (int s = 0; s < S; s++) kv[s] = load_kv(k[s] + d * kSubtile);
-    for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int s = 0; s < S; s++) kv[s] = load_kv(k[s] + d * kSubtile);
+    TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
       const vf x = set1(q[r * a.head_dim_padded + d]);
-      for (int s = 0; s < S; s++) acc[r][s] = fma(x, kv[s], acc[r][s]);
+      TRIVIUM_UNROLL for (int s = 0; s < S; s++) acc[r][s] = fma(x, kv[s], acc[r][s]);
     }
   }
-  for (int r = 0; r < R; r++) {
-    for (int s = 0; s < S; s++) store(&t.scores[row + r][slot + s * kSubtile], acc[r][s]);
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int s = 0; s < S; s++) store(&t.scores[row + r][slot + s * kSubtile], acc[r][s]);
   }
 }
 
@@ -92,21 +92,21 @@ template <int R, int D, typename T>
 void value_columns(const AttentionArgs& a, const TileState& t, int row, const T* const* v, int subtiles, int d, const float* wa,
                    const float* wc) {
   vf acc[R][D];
-  for (int r = 0; r < R; r++) {
-    for (int i = 0; i < D; i++) acc[r][i] = zero();
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int i = 0; i < D; i++) acc[r][i] = zero();
   }
   for (int s = 0; s < subtiles; s++) {
     for (int j = 0; j < kSubtile; j++) {
       vf value[D];
-      for (int i = 0; i < D; i++) value[i] = load_kv(v[s] + j * a.head_dim_padded + d + 16 * i);
-      for (int r = 0; r < R; r++) {
+      TRIVIUM_UNROLL for (int i = 0; i < D; i++) value[i] = load_kv(v[s] + j * a.head_dim_padded + d + 16 * i);
+      TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
         const vf p = set1(t.scores[row + r][s * kSubtile + j]);
-        for (int i = 0; i < D; i++) acc[r][i] = fma(p, value[i], acc[r][i]);
+        TRIVIUM_UNROLL for (int i = 0; i < D; i++) acc[r][i] = fma(p, value[i], acc[r][i]);
       }
     }
   }
-  for (int r = 0; r < R; r++) {
-    for (int i = 0; i < D; i++) {
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int i = 0; i < D; i++) {
       float* out = a.acc + static_cast<int64_t>(row + r) * a.head_dim_padded + d + 16 * i;
       store(out, fma(acc[r][i], set1(wc[r]), load(out) * set1(wa[r])));
     }
@@ -117,7 +117,7 @@ template <int R, typename T>
 void attend_rows(const AttentionArgs& a, TileState& t, int row, int first_key, int subtiles) {
   score_rows<R, T>(a, t, row, first_key, subtiles);
   float wa[R], wc[R];
-  for (int r = 0; r < R; r++) {
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
     softmax_row(a, t, row + r, first_key, subtiles);
     const float m = merge_weights(a.max[row + r], t.max[row + r], &wa[r], &wc[r]);
     a.max[row + r] = m;

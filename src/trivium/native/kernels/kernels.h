@@ -7,6 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 
+// Accumulators live in registers only if the loops over them disappear; compilers give up on nested ones unless told.
+#if defined(__clang__)
+#define TRIVIUM_UNROLL _Pragma("unroll")
+#else
+#define TRIVIUM_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace trivium {
 
 constexpr int kGroup = 16;       // output rows that a packed weight group interleaves

@@ -13,53 +13,92 @@ inline vf load_scales(const uint8_t* p, bool wide) {
 template <bool Wide>
 constexpr int kScaleBytes = Wide ? 4 * kGroup : 2 * kGroup;
 
-template <int R>
-inline void scale_accumulate(vf* acc, const vi* dot, vf w_scale, const float* scales, int64_t stride) {
-  for (int r = 0; r < R; r++) acc[r] = fma(to_float(dot[r]) * set1(scales[r * stride]), w_scale, acc[r]);
-}
-
-template <int R>
-inline void min_accumulate(vf* acc, vf w_min, const float* sums, int64_t stride) {
-  for (int r = 0; r < R; r++) acc[r] = fma(set1(sums[r * stride]), w_min, acc[r]);
-}
-
-template <int R, bool Wide, bool Int8>
-void tile_w4(const uint8_t* w, const PackedView& view, const ActivationView& x, int row, vf* acc) {
-  constexpr int kBytes = 256 + 2 * kScaleBytes<Wide>;
-  const float* scales = x.scales + row * x.blocks;
-  const float* sums = x.sums + row * x.blocks;
-  for (int b = 0; b < view.blocks; b++, w += kBytes) {
-    for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(w + kPrefetch + line);
-    vi dot[R];
-    if (Int8) {
-      dot_w4a8<R>(w, x.q8 + row * x.stride + b * kBlock, x.stride, dot);
-    } else {
-      dot_w4a16<R>(w, x.q16 + row * x.stride + b * kBlock, x.stride, dot);
-    }
-    scale_accumulate<R>(acc, dot, load_scales(w + 256, Wide), scales + b, x.blocks);
-    min_accumulate<R>(acc, load_scales(w + 256 + kScaleBytes<Wide>, Wide), sums + b, x.blocks);
+template <int R, int G>
+inline void scale_accumulate(vf (*acc)[G], const vi (*dot)[G], const uint8_t* w_scales, int64_t step, bool wide, const float* scales,
+                             int64_t stride) {
+  vf w[G];
+  TRIVIUM_UNROLL for (int g = 0; g < G; g++) w[g] = load_scales(w_scales + g * step, wide);
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    const vf x = set1(scales[r * stride]);
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) acc[r][g] = fma(to_float(dot[r][g]) * x, w[g], acc[r][g]);
   }
 }
 
-template <int R, bool Wide, bool Min, bool Half>
-void tile_w8(const uint8_t* w, const PackedView& view, const ActivationView& x, int row, vf* acc) {
+template <int R, int G>
+inline void min_accumulate(vf (*acc)[G], const uint8_t* w_minima, int64_t step, bool wide, const float* sums, int64_t stride) {
+  vf w[G];
+  TRIVIUM_UNROLL for (int g = 0; g < G; g++) w[g] = load_scales(w_minima + g * step, wide);
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    const vf x = set1(sums[r * stride]);
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) acc[r][g] = fma(x, w[g], acc[r][g]);
+  }
+}
+
+template <int R, int G>
+inline void clear(vf (*acc)[G]) {
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) acc[r][g] = zero();
+  }
+}
+
+template <int G, int Bytes>
+inline void prefetch_block(const uint8_t* w, int64_t step) {
+  TRIVIUM_UNROLL for (int g = 0; g < G; g++) {
+    TRIVIUM_UNROLL for (int line = 0; line < Bytes; line += 64) __builtin_prefetch(w + g * step + kPrefetch + line);
+  }
+}
+
+template <int R, int G, bool Wide, bool Int8>
+void tile_w4(const uint8_t* w, const PackedView& view, const ActivationView& x, int row, vf (*out)[G]) {
+  vf acc[R][G];  // a local: through `out` every sum would go to memory
+  clear<R, G>(acc);
+  constexpr int kBytes = 256 + 2 * kScaleBytes<Wide>;
+  const float* scales = x.scales + row * x.blocks;
+  const float* sums = x.sums + row * x.blocks;
+  const int64_t step = view.group_bytes, stride = x.stride, blocks = x.blocks;
+  const int8_t* q8 = x.q8 + row * stride;
+  const int16_t* q16 = x.q16 + row * stride;
+  for (int b = 0; b < view.blocks; b++, w += kBytes) {
+    prefetch_block<G, kBytes>(w, step);
+    vi dot[R][G];
+    if (Int8) {
+      dot_w4a8<R, G>(w, step, q8 + b * kBlock, stride, dot);
+    } else {
+      dot_w4a16<R, G>(w, step, q16 + b * kBlock, stride, dot);
+    }
+    scale_accumulate<R, G>(acc, dot, w + 256, step, Wide, scales + b, blocks);
+    min_accumulate<R, G>(acc, w + 256 + kScaleBytes<Wide>, step, Wide, sums + b, blocks);
+  }
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) out[r][g] = acc[r][g];
+  }
+}
+
+template <int R, int G, bool Wide, bool Min, bool Half>
+void tile_w8(const uint8_t* w, const PackedView& view, const ActivationView& x, int row, vf (*out)[G]) {
+  vf acc[R][G];  // a local: through `out` every sum would go to memory
+  clear<R, G>(acc);
   constexpr int kBytes = 512 + (Half ? 2 : 1) * kScaleBytes<Wide> + (Min ? kScaleBytes<Wide> : 0);
   const float* scales = x.scales + row * x.blocks;
   const float* sums = x.sums + row * x.blocks;
+  const int64_t step = view.group_bytes, stride = x.stride, blocks = x.blocks;
   for (int b = 0; b < view.blocks; b++, w += kBytes) {
-    for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(w + kPrefetch + line);
-    const int16_t* q = x.q16 + row * x.stride + b * kBlock;
-    vi dot[R];
+    prefetch_block<G, kBytes>(w, step);
+    const int16_t* q = x.q16 + row * stride + b * kBlock;
+    vi dot[R][G];
     if (Half) {
-      dot_w8a16<R>(w, q, x.stride, 8, dot);
-      scale_accumulate<R>(acc, dot, load_scales(w + 512, Wide), scales + b, x.blocks);
-      dot_w8a16<R>(w + 256, q + 16, x.stride, 8, dot);
-      scale_accumulate<R>(acc, dot, load_scales(w + 512 + kScaleBytes<Wide>, Wide), scales + b, x.blocks);
+      dot_w8a16<R, G>(w, step, q, stride, 8, dot);
+      scale_accumulate<R, G>(acc, dot, w + 512, step, Wide, scales + b, blocks);
+      dot_w8a16<R, G>(w + 256, step, q + 16, stride, 8, dot);
+      scale_accumulate<R, G>(acc, dot, w + 512 + kScaleBytes<Wide>, step, Wide, scales + b, blocks);
     } else {
-      dot_w8a16<R>(w, q, x.stride, 16, dot);
-      scale_accumulate<R>(acc, dot, load_scales(w + 512, Wide), scales + b, x.blocks);
+      dot_w8a16<R, G>(w, step, q, stride, 16, dot);
+      scale_accumulate<R, G>(acc, dot, w + 512, step, Wide, scales + b, blocks);
     }
-    if (Min) min_accumulate<R>(acc, load_scales(w + kBytes - kScaleBytes<Wide>, Wide), sums + b, x.blocks);
+    if (Min) min_accumulate<R, G>(acc, w + kBytes - kScaleBytes<Wide>, step, Wide, sums + b, blocks);
+  }
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) out[r][g] = acc[r][g];
   }
 }
 
@@ -71,30 +110,40 @@ inline vf load_weights(const uint8_t* p, Family family) {
   }
 }
 
-template <int R, Family F>
-void tile_float(const uint8_t* w, const PackedView& view, const ActivationView& x, int row, vf* acc) {
+template <int R, int G, Family F>
+void tile_float(const uint8_t* w, const PackedView& view, const ActivationView& x, int row, vf (*out)[G]) {
+  vf acc[R][G];  // a local: through `out` every sum would go to memory
+  clear<R, G>(acc);
   constexpr int kBytes = F == Family::kF32 ? 64 : 32;
   for (int k = 0; k < view.cols; k++) {
-    const vf weight = load_weights(w + static_cast<int64_t>(k) * kBytes, F);
-    for (int r = 0; r < R; r++) acc[r] = fma(set1(x.x[(row + r) * x.stride + k]), weight, acc[r]);
+    vf weight[G];
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) weight[g] = load_weights(w + g * view.group_bytes + static_cast<int64_t>(k) * kBytes, F);
+    TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+      const vf xv = set1(x.x[(row + r) * x.stride + k]);
+      TRIVIUM_UNROLL for (int g = 0; g < G; g++) acc[r][g] = fma(xv, weight[g], acc[r][g]);
+    }
+  }
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) out[r][g] = acc[r][g];
   }
 }
 
-using Tile = void (*)(const uint8_t*, const PackedView&, const ActivationView&, int, vf*);
+template <int G>
+using Tile = void (*)(const uint8_t*, const PackedView&, const ActivationView&, int, vf (*)[G]);
 
-template <int R>
-Tile choose_tile(const PackedView& w, Activation kind) {
+template <int R, int G>
+Tile<G> choose_tile(const PackedView& w, Activation kind) {
   switch (w.family) {
     case Family::kW4:
-      if (kind == Activation::kInt8) return w.wide_scales ? tile_w4<R, true, true> : tile_w4<R, false, true>;
-      return w.wide_scales ? tile_w4<R, true, false> : tile_w4<R, false, false>;
+      if (kind == Activation::kInt8) return w.wide_scales ? tile_w4<R, G, true, true> : tile_w4<R, G, false, true>;
+      return w.wide_scales ? tile_w4<R, G, true, false> : tile_w4<R, G, false, false>;
     case Family::kW8:
-      if (w.half_scales) return tile_w8<R, true, false, true>;
-      if (w.has_min) return w.wide_scales ? tile_w8<R, true, true, false> : tile_w8<R, false, true, false>;
-      return w.wide_scales ? tile_w8<R, true, false, false> : tile_w8<R, false, false, false>;
-    case Family::kF32: return tile_float<R, Family::kF32>;
-    case Family::kF16: return tile_float<R, Family::kF16>;
-    default: return tile_float<R, Family::kBF16>;
+      if (w.half_scales) return tile_w8<R, G, true, false, true>;
+      if (w.has_min) return w.wide_scales ? tile_w8<R, G, true, true, false> : tile_w8<R, G, false, true, false>;
+      return w.wide_scales ? tile_w8<R, G, true, false, false> : tile_w8<R, G, false, false, false>;
+    case Family::kF32: return tile_float<R, G, Family::kF32>;
+    case Family::kF16: return tile_float<R, G, Family::kF16>;
+    default: return tile_float<R, G, Family::kBF16>;
   }
 }
 
@@ -109,29 +158,46 @@ inline void finish_row(const MatmulOutput& o, int row, int first, int count, vf 
   store_tail(out, o.accumulate ? fma(acc, set1(o.multiplier), load_tail(out, count, 0.0f)) : acc, count);
 }
 
-template <int R>
-void run_tile(Tile tile, const PackedView& w, const ActivationView& x, int row, int group, const MatmulOutput& out) {
-  vf acc[R];
-  for (int r = 0; r < R; r++) acc[r] = zero();
+template <int R, int G>
+void run_tile(Tile<G> tile, const PackedView& w, const ActivationView& x, int row, int group, const MatmulOutput& out) {
+  vf acc[R][G];
   tile(w.data + group * w.group_bytes, w, x, row, acc);
-  const int first = group * kGroup;
-  const int count = w.rows - first < kGroup ? w.rows - first : kGroup;
-  for (int r = 0; r < R; r++) finish_row(out, row + r, first, count, acc[r]);
+  TRIVIUM_UNROLL for (int g = 0; g < G; g++) {
+    const int first = (group + g) * kGroup;
+    const int count = w.rows - first < kGroup ? w.rows - first : kGroup;
+    TRIVIUM_UNROLL for (int r = 0; r < R; r++) finish_row(out, row + r, first, count, acc[r][g]);
+  }
 }
 
-// All rows [row_begin, row_end) in tiles of R, then the rest in smaller ones; `group` stays in the first-level cache.
-template <int R>
-void run_rows(const PackedView& w, const ActivationView& x, int row, int row_end, int group, const MatmulOutput& out) {
-  if (row + R <= row_end) {
-    const Tile tile = choose_tile<R>(w, x.kind);
-    for (; row + R <= row_end; row += R) run_tile<R>(tile, w, x, row, group, out);
-  }
+// One tile of `rows` <= R rows.
+template <int R, int G>
+void run_some(int rows, const PackedView& w, const ActivationView& x, int row, int group, const MatmulOutput& out) {
   if constexpr (R > 1) {
-    if (row < row_end) run_rows<R - 1>(w, x, row, row_end, group, out);
+    if (rows < R) {
+      run_some<R - 1, G>(rows, w, x, row, group, out);
+      return;
+    }
+  }
+  run_tile<R, G>(choose_tile<R, G>(w, x.kind), w, x, row, group, out);
+}
+
+// All rows [row, row_end) in tiles of at most R, the last two of like size; the groups stay in the first-level cache.
+template <int R, int G>
+void run_rows(const PackedView& w, const ActivationView& x, int row, int row_end, int group, const MatmulOutput& out) {
+  while (row < row_end) {
+    const int left = row_end - row;
+    const int rows = left >= 2 * R || left == R ? R : left > R ? (left + 1) / 2 : left;
+    run_some<R, G>(rows, w, x, row, group, out);
+    row += rows;
   }
 }
 
 void matmul(const PackedView& w, const ActivationView& x, int row_begin, int row_end, int group_begin, int group_end,
             const MatmulOutput& out) {
-  for (int group = group_begin; group < group_end; group++) run_rows<kMatmulRows>(w, x, row_begin, row_end, group, out);
+  int group = group_begin;
+  // Few rows are bound by memory and read one stream; many share each broadcast activation between two groups.
+  if (row_end - row_begin > kNarrowRows) {
+    for (; group + kWideGroups <= group_end; group += kWideGroups) run_rows<kWideRows, kWideGroups>(w, x, row_begin, row_end, group, out);
+  }
+  for (; group < group_end; group++) run_rows<kNarrowRows, 1>(w, x, row_begin, row_end, group, out);
 }

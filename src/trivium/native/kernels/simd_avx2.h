@@ -68,73 +68,76 @@ inline void store_int8(int8_t* p, vi x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
 }
 
-constexpr int kMatmulRows = 4;     // activation rows per tile
+constexpr int kNarrowRows = 4;     // activation rows per tile
+constexpr int kWideRows = 4;       // the same with many rows
+constexpr int kWideGroups = 1;     // and the groups of 16 outputs in it
 constexpr int kAttentionRows = 4;  // query rows per tile
 
-// Integer dot products of one block: 32 weights of 16 output rows with 32 activations of R rows.
+// Integer dot products of one block: 32 weights of G groups of 16 output rows, `step` bytes apart, with 32 activations of R rows.
+// Only G = 1 is used here.
 
 inline __m256i broadcast(const void* p) { return _mm256_set1_epi32(*static_cast<const int32_t*>(p)); }
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 
-template <int R>
-inline void dot_w4a8(const uint8_t* codes, const int8_t* q, int64_t stride, vi* sum) {
+template <int R, int G>
+inline void dot_w4a8(const uint8_t* codes, int64_t, const int8_t* q, int64_t stride, vi (*sum)[G]) {
   // 8 steps of at most 2 * 15 * 128 stay below 2^15, so int16 sums are exact within a block.
   const __m256i mask = _mm256_set1_epi8(15);
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i s[R][2];
-  for (int r = 0; r < R; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
-  for (int j = 0; j < 4; j++) {
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
+  TRIVIUM_UNROLL for (int j = 0; j < 4; j++) {
     const __m256i c0 = load256(codes + 64 * j), c1 = load256(codes + 64 * j + 32);
     const __m256i l0 = _mm256_and_si256(c0, mask), l1 = _mm256_and_si256(c1, mask);
-    for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
       const __m256i x = broadcast(q + r * stride + 8 * j);
       s[r][0] = _mm256_add_epi16(s[r][0], _mm256_maddubs_epi16(l0, x));
       s[r][1] = _mm256_add_epi16(s[r][1], _mm256_maddubs_epi16(l1, x));
     }
     const __m256i h0 = _mm256_and_si256(_mm256_srli_epi16(c0, 4), mask), h1 = _mm256_and_si256(_mm256_srli_epi16(c1, 4), mask);
-    for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
       const __m256i x = broadcast(q + r * stride + 8 * j + 4);
       s[r][0] = _mm256_add_epi16(s[r][0], _mm256_maddubs_epi16(h0, x));
       s[r][1] = _mm256_add_epi16(s[r][1], _mm256_maddubs_epi16(h1, x));
     }
   }
-  for (int r = 0; r < R; r++) sum[r] = {_mm256_madd_epi16(s[r][0], ones), _mm256_madd_epi16(s[r][1], ones)};
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) sum[r][0] = {_mm256_madd_epi16(s[r][0], ones), _mm256_madd_epi16(s[r][1], ones)};
 }
 
-template <int R>
-inline void dot_w4a16(const uint8_t* codes, const int16_t* q, int64_t stride, vi* sum) {
+template <int R, int G>
+inline void dot_w4a16(const uint8_t* codes, int64_t, const int16_t* q, int64_t stride, vi (*sum)[G]) {
   const __m256i mask = _mm256_set1_epi8(15);
   const __m256i even = _mm256_set1_epi16(255);
   __m256i s[R][2];
-  for (int r = 0; r < R; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
-  for (int j = 0; j < 4; j++) {
-    for (int half = 0; half < 2; half++) {
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
+  TRIVIUM_UNROLL for (int j = 0; j < 4; j++) {
+    TRIVIUM_UNROLL for (int half = 0; half < 2; half++) {
       const __m256i c = load256(codes + 64 * j + 32 * half);
       const __m256i low = _mm256_and_si256(c, mask), high = _mm256_and_si256(_mm256_srli_epi16(c, 4), mask);
       const __m256i parts[4] = {_mm256_and_si256(low, even), _mm256_srli_epi16(low, 8), _mm256_and_si256(high, even),
                                 _mm256_srli_epi16(high, 8)};
-      for (int t = 0; t < 4; t++) {
-        for (int r = 0; r < R; r++) {
+      TRIVIUM_UNROLL for (int t = 0; t < 4; t++) {
+        TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
           s[r][half] = _mm256_add_epi32(s[r][half], _mm256_madd_epi16(parts[t], broadcast(q + r * stride + 8 * j + 2 * t)));
         }
       }
     }
   }
-  for (int r = 0; r < R; r++) sum[r] = {s[r][0], s[r][1]};
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) sum[r][0] = {s[r][0], s[r][1]};
 }
 
 // `pairs` of weights from `codes`, 32 bytes each.
-template <int R>
-inline void dot_w8a16(const uint8_t* codes, const int16_t* q, int64_t stride, int pairs, vi* sum) {
+template <int R, int G>
+inline void dot_w8a16(const uint8_t* codes, int64_t, const int16_t* q, int64_t stride, int pairs, vi (*sum)[G]) {
   __m256i s[R][2];
-  for (int r = 0; r < R; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
   for (int t = 0; t < pairs; t++) {
     const __m256i w0 = _mm256_cvtepi8_epi16(load128(codes + 32 * t)), w1 = _mm256_cvtepi8_epi16(load128(codes + 32 * t + 16));
-    for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
       const __m256i x = broadcast(q + r * stride + 2 * t);
       s[r][0] = _mm256_add_epi32(s[r][0], _mm256_madd_epi16(w0, x));
       s[r][1] = _mm256_add_epi32(s[r][1], _mm256_madd_epi16(w1, x));
     }
   }
-  for (int r = 0; r < R; r++) sum[r] = {s[r][0], s[r][1]};
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) sum[r][0] = {s[r][0], s[r][1]};
 }

@@ -49,57 +49,75 @@ inline vf load_bf16(const uint16_t* p) {
 inline void store_int8(int8_t* p, vi a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v)); }
 inline void store_int16(int16_t* p, vi a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(a.v)); }
 
-constexpr int kMatmulRows = 8;     // activation rows per tile
+// With many rows a tile is 6 rows of activations by 2 groups of 16 outputs: a broadcast activation is used twice, which halves the
+// loads that otherwise bound the loop, and accumulators still fit the 32 registers.
+constexpr int kNarrowRows = 8;
+constexpr int kWideRows = 6;
+constexpr int kWideGroups = 2;
 constexpr int kAttentionRows = 8;  // query rows per tile
 
-// Integer dot products of one block: 32 weights of 16 output rows with 32 activations of R rows.
+// Integer dot products of one block: 32 weights of G groups of 16 output rows, `step` bytes apart, with 32 activations of R rows.
 
 inline __m512i broadcast(const void* p) { return _mm512_set1_epi32(*static_cast<const int32_t*>(p)); }
 
-template <int R>
-inline void dot_w4a8(const uint8_t* codes, const int8_t* q, int64_t stride, vi* sum) {
+template <int R, int G>
+inline void dot_w4a8(const uint8_t* codes, int64_t step, const int8_t* q, int64_t stride, vi (*sum)[G]) {
   const __m512i mask = _mm512_set1_epi8(15);
-  __m512i s[R];
-  for (int r = 0; r < R; r++) s[r] = _mm512_setzero_si512();
-  for (int j = 0; j < 4; j++) {
-    const __m512i c = _mm512_loadu_si512(codes + 64 * j);
-    const __m512i low = _mm512_and_si512(c, mask);
-    const __m512i high = _mm512_and_si512(_mm512_srli_epi16(c, 4), mask);
-    for (int r = 0; r < R; r++) {
-      s[r] = _mm512_dpbusd_epi32(s[r], low, broadcast(q + r * stride + 8 * j));
-      s[r] = _mm512_dpbusd_epi32(s[r], high, broadcast(q + r * stride + 8 * j + 4));
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) sum[r][g].v = _mm512_setzero_si512();
+  }
+  TRIVIUM_UNROLL for (int j = 0; j < 4; j++) {
+    __m512i low[G], high[G];
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) {
+      const __m512i c = _mm512_loadu_si512(codes + g * step + 64 * j);
+      low[g] = _mm512_and_si512(c, mask);
+      high[g] = _mm512_and_si512(_mm512_srli_epi16(c, 4), mask);
+    }
+    TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+      const __m512i x = broadcast(q + r * stride + 8 * j), y = broadcast(q + r * stride + 8 * j + 4);
+      TRIVIUM_UNROLL for (int g = 0; g < G; g++) sum[r][g].v = _mm512_dpbusd_epi32(sum[r][g].v, low[g], x);
+      TRIVIUM_UNROLL for (int g = 0; g < G; g++) sum[r][g].v = _mm512_dpbusd_epi32(sum[r][g].v, high[g], y);
     }
   }
-  for (int r = 0; r < R; r++) sum[r].v = s[r];
 }
 
-template <int R>
-inline void dot_w4a16(const uint8_t* codes, const int16_t* q, int64_t stride, vi* sum) {
+template <int R, int G>
+inline void dot_w4a16(const uint8_t* codes, int64_t step, const int16_t* q, int64_t stride, vi (*sum)[G]) {
   const __m512i mask = _mm512_set1_epi8(15);
   const __m512i even = _mm512_set1_epi16(255);
-  __m512i s[R];
-  for (int r = 0; r < R; r++) s[r] = _mm512_setzero_si512();
-  for (int j = 0; j < 4; j++) {
-    const __m512i c = _mm512_loadu_si512(codes + 64 * j);
-    const __m512i low = _mm512_and_si512(c, mask);
-    const __m512i high = _mm512_and_si512(_mm512_srli_epi16(c, 4), mask);
-    const __m512i parts[4] = {_mm512_and_si512(low, even), _mm512_srli_epi16(low, 8), _mm512_and_si512(high, even),
-                              _mm512_srli_epi16(high, 8)};
-    for (int t = 0; t < 4; t++) {
-      for (int r = 0; r < R; r++) s[r] = _mm512_dpwssd_epi32(s[r], parts[t], broadcast(q + r * stride + 8 * j + 2 * t));
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) sum[r][g].v = _mm512_setzero_si512();
+  }
+  TRIVIUM_UNROLL for (int j = 0; j < 4; j++) {
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) {
+      const __m512i c = _mm512_loadu_si512(codes + g * step + 64 * j);
+      const __m512i low = _mm512_and_si512(c, mask);
+      const __m512i high = _mm512_and_si512(_mm512_srli_epi16(c, 4), mask);
+      const __m512i parts[4] = {_mm512_and_si512(low, even), _mm512_srli_epi16(low, 8), _mm512_and_si512(high, even),
+                                _mm512_srli_epi16(high, 8)};
+      TRIVIUM_UNROLL for (int t = 0; t < 4; t++) {
+        TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+          sum[r][g].v = _mm512_dpwssd_epi32(sum[r][g].v, parts[t], broadcast(q + r * stride + 8 * j + 2 * t));
+        }
+      }
     }
   }
-  for (int r = 0; r < R; r++) sum[r].v = s[r];
 }
 
 // `pairs` of weights from `codes`, 32 bytes each.
-template <int R>
-inline void dot_w8a16(const uint8_t* codes, const int16_t* q, int64_t stride, int pairs, vi* sum) {
-  __m512i s[R];
-  for (int r = 0; r < R; r++) s[r] = _mm512_setzero_si512();
-  for (int t = 0; t < pairs; t++) {
-    const __m512i w = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 32 * t)));
-    for (int r = 0; r < R; r++) s[r] = _mm512_dpwssd_epi32(s[r], w, broadcast(q + r * stride + 2 * t));
+template <int R, int G>
+inline void dot_w8a16(const uint8_t* codes, int64_t step, const int16_t* q, int64_t stride, int pairs, vi (*sum)[G]) {
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) sum[r][g].v = _mm512_setzero_si512();
   }
-  for (int r = 0; r < R; r++) sum[r].v = s[r];
+  for (int t = 0; t < pairs; t++) {
+    __m512i w[G];
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) {
+      w[g] = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + g * step + 32 * t)));
+    }
+    TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+      const __m512i x = broadcast(q + r * stride + 2 * t);
+      TRIVIUM_UNROLL for (int g = 0; g < G; g++) sum[r][g].v = _mm512_dpwssd_epi32(sum[r][g].v, w[g], x);
+    }
+  }
 }

@@ -71,13 +71,16 @@ inline void store_int16(int16_t* p, vi a) {
   for (int i = 0; i < 16; i++) p[i] = static_cast<int16_t>(a.v[i] < -32768 ? -32768 : a.v[i] > 32767 ? 32767 : a.v[i]);
 }
 
-constexpr int kMatmulRows = 4;     // activation rows per tile
+constexpr int kNarrowRows = 4;     // activation rows per tile
+constexpr int kWideRows = 4;       // the same with many rows
+constexpr int kWideGroups = 1;     // and the groups of 16 outputs in it
 constexpr int kAttentionRows = 4;  // query rows per tile
 
-// Integer dot products of one block: 32 weights of 16 output rows with 32 activations of R rows.
+// Integer dot products of one block: 32 weights of G groups of 16 output rows, `step` bytes apart, with 32 activations of R rows.
+// Only G = 1 is used here.
 
-template <int R>
-inline void dot_w4a8(const uint8_t* codes, const int8_t* q, int64_t stride, vi* sum) {
+template <int R, int G>
+inline void dot_w4a8(const uint8_t* codes, int64_t, const int8_t* q, int64_t stride, vi (*sum)[G]) {
   for (int r = 0; r < R; r++) {
     int32_t s[16] = {};
     for (int j = 0; j < 4; j++) {
@@ -87,12 +90,12 @@ inline void dot_w4a8(const uint8_t* codes, const int8_t* q, int64_t stride, vi* 
         for (int i = 0; i < 4; i++) s[lane] += (c[i] & 15) * x[i] + (c[i] >> 4) * x[i + 4];
       }
     }
-    std::memcpy(&sum[r], s, sizeof s);
+    std::memcpy(&sum[r][0], s, sizeof s);
   }
 }
 
-template <int R>
-inline void dot_w4a16(const uint8_t* codes, const int16_t* q, int64_t stride, vi* sum) {
+template <int R, int G>
+inline void dot_w4a16(const uint8_t* codes, int64_t, const int16_t* q, int64_t stride, vi (*sum)[G]) {
   static constexpr int kOrder[4] = {0, 2, 1, 3};  // where ActivationView keeps value i of four
   for (int r = 0; r < R; r++) {
     int32_t s[16] = {};
@@ -103,13 +106,13 @@ inline void dot_w4a16(const uint8_t* codes, const int16_t* q, int64_t stride, vi
         for (int i = 0; i < 4; i++) s[lane] += (c[i] & 15) * x[kOrder[i]] + (c[i] >> 4) * x[4 + kOrder[i]];
       }
     }
-    std::memcpy(&sum[r], s, sizeof s);
+    std::memcpy(&sum[r][0], s, sizeof s);
   }
 }
 
 // `pairs` of weights from `codes`, 32 bytes each.
-template <int R>
-inline void dot_w8a16(const uint8_t* codes, const int16_t* q, int64_t stride, int pairs, vi* sum) {
+template <int R, int G>
+inline void dot_w8a16(const uint8_t* codes, int64_t, const int16_t* q, int64_t stride, int pairs, vi (*sum)[G]) {
   const int8_t* w = reinterpret_cast<const int8_t*>(codes);
   for (int r = 0; r < R; r++) {
     int32_t s[16] = {};
@@ -117,6 +120,6 @@ inline void dot_w8a16(const uint8_t* codes, const int16_t* q, int64_t stride, in
       const int16_t* x = q + r * stride + 2 * t;
       for (int lane = 0; lane < 16; lane++) s[lane] += w[32 * t + 2 * lane] * x[0] + w[32 * t + 2 * lane + 1] * x[1];
     }
-    std::memcpy(&sum[r], s, sizeof s);
+    std::memcpy(&sum[r][0], s, sizeof s);
   }
 }
