@@ -24,7 +24,11 @@ inline const T* subtile(const AttentionArgs& a, int64_t offset, int key) {
 template <int R, int S, typename T>
 void score_subtiles(const AttentionArgs& a, TileState& t, int row, int key, int slot) {
   const T* k[S];
-  TRIVIUM_UNROLL for (int s = 0; s < S; s++) k[s] = subtile<T>(a, a.k_offset, key + s * kSubtile);
+  const T* v[S];
+  TRIVIUM_UNROLL for (int s = 0; s < S; s++) {
+    k[s] = subtile<T>(a, a.k_offset, key + s * kSubtile);
+    v[s] = subtile<T>(a, a.v_offset, key + s * kSubtile);
+  }
   const float* q = a.q + static_cast<int64_t>(row) * a.head_dim_padded;
   vf acc[R][S];
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
@@ -32,7 +36,12 @@ void score_subtiles(const AttentionArgs& a, TileState& t, int row, int key, int 
   }
   for (int d = 0; d < a.head_dim_padded; d++) {
     vf kv[S];
-    TRIVIUM_UNROLL for (int s = 0; s < S; s++) kv[s] = load_kv(k[s] + d * kSubtile);
+    TRIVIUM_UNROLL for (int s = 0; s < S; s++) {
+      kv[s] = load_kv(k[s] + d * kSubtile);
+      // Decoding reads each cache line once, from far away: fetch this subtile's values and the next subtiles' keys meanwhile.
+      __builtin_prefetch(v[s] + d * kSubtile);
+      __builtin_prefetch(k[s] + (S * a.head_dim_padded + d) * kSubtile);
+    }
     TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
       const vf x = set1(q[r * a.head_dim_padded + d]);
       TRIVIUM_UNROLL for (int s = 0; s < S; s++) acc[r][s] = fma(x, kv[s], acc[r][s]);
@@ -45,10 +54,9 @@ void score_subtiles(const AttentionArgs& a, TileState& t, int row, int key, int 
 
 template <int R, typename T>
 void score_rows(const AttentionArgs& a, TileState& t, int row, int first_key, int subtiles) {
+  constexpr int kWidth = attention_width(R);
   int s = 0;
-  if constexpr (R * 2 <= kAttentionRows) {
-    for (; s + 2 <= subtiles; s += 2) score_subtiles<R, 2, T>(a, t, row, first_key + s * kSubtile, s * kSubtile);
-  }
+  for (; s + kWidth <= subtiles; s += kWidth) score_subtiles<R, kWidth, T>(a, t, row, first_key + s * kSubtile, s * kSubtile);
   for (; s < subtiles; s++) score_subtiles<R, 1, T>(a, t, row, first_key + s * kSubtile, s * kSubtile);
 }
 
@@ -125,10 +133,9 @@ void attend_rows(const AttentionArgs& a, TileState& t, int row, int first_key, i
   }
   const T* v[kTile / kSubtile];
   for (int s = 0; s < subtiles; s++) v[s] = subtile<T>(a, a.v_offset, first_key + s * kSubtile);
+  constexpr int kWidth = attention_width(R);
   int d = 0;
-  if constexpr (R * 2 <= kAttentionRows) {
-    for (; d + 32 <= a.head_dim_padded; d += 32) value_columns<R, 2, T>(a, t, row, v, subtiles, d, wa, wc);
-  }
+  for (; d + 16 * kWidth <= a.head_dim_padded; d += 16 * kWidth) value_columns<R, kWidth, T>(a, t, row, v, subtiles, d, wa, wc);
   for (; d < a.head_dim_padded; d += 16) value_columns<R, 1, T>(a, t, row, v, subtiles, d, wa, wc);
 }
 

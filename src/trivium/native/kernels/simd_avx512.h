@@ -32,6 +32,8 @@ inline vi izero() { return {_mm512_setzero_si512()}; }
 inline vi operator+(vi a, vi b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline vi operator&(vi a, vi b) { return {_mm512_and_si512(a.v, b.v)}; }
 inline vi imax(vi a, vi b) { return {_mm512_max_epi32(a.v, b.v)}; }
+inline int32_t reduce_max(vi a) { return _mm512_reduce_max_epi32(a.v); }
+inline int32_t reduce_add(vi a) { return _mm512_reduce_add_epi32(a.v); }
 inline vi shift_left_23(vi a) { return {_mm512_slli_epi32(a.v, 23)}; }
 inline vi iota() { return {_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)}; }
 inline void istore(int32_t* p, vi a) { _mm512_storeu_si512(p, a.v); }
@@ -54,7 +56,9 @@ inline void store_int16(int16_t* p, vi a) { _mm256_storeu_si256(reinterpret_cast
 constexpr int kNarrowRows = 8;
 constexpr int kWideRows = 6;
 constexpr int kWideGroups = 2;
-constexpr int kAttentionRows = 8;  // query rows per tile
+// Query rows per tile, and how many vectors of keys or values they share.
+constexpr int kAttentionRows = 6;
+constexpr int attention_width(int rows) { return rows <= 3 ? 4 : 2; }
 
 // Integer dot products of one block: 32 weights of G groups of 16 output rows, `step` bytes apart, with 32 activations of R rows.
 

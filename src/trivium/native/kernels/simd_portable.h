@@ -44,6 +44,16 @@ inline vi izero() { return {int16v{}}; }
 inline vi operator+(vi a, vi b) { return {a.v + b.v}; }
 inline vi operator&(vi a, vi b) { return {a.v & b.v}; }
 inline vi imax(vi a, vi b) { return {a.v > b.v ? a.v : b.v}; }
+inline int32_t reduce_max(vi a) {
+  int32_t m = a.v[0];
+  for (int i = 1; i < 16; i++) m = a.v[i] > m ? a.v[i] : m;
+  return m;
+}
+inline int32_t reduce_add(vi a) {
+  int32_t s = 0;
+  for (int i = 0; i < 16; i++) s += a.v[i];
+  return s;
+}
 inline vi shift_left_23(vi a) { return {a.v << 23}; }
 inline vi iota() { return {int16v{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}}; }
 inline void istore(int32_t* p, vi a) { std::memcpy(p, &a, sizeof a); }
@@ -74,7 +84,9 @@ inline void store_int16(int16_t* p, vi a) {
 constexpr int kNarrowRows = 4;     // activation rows per tile
 constexpr int kWideRows = 4;       // the same with many rows
 constexpr int kWideGroups = 1;     // and the groups of 16 outputs in it
-constexpr int kAttentionRows = 4;  // query rows per tile
+// Query rows per tile, and how many vectors of keys or values they share.
+constexpr int kAttentionRows = 4;
+constexpr int attention_width(int) { return 1; }
 
 // Integer dot products of one block: 32 weights of G groups of 16 output rows, `step` bytes apart, with 32 activations of R rows.
 // Only G = 1 is used here.

@@ -112,11 +112,9 @@ void rope(float* x, const float* cosines, const float* sines, int rotary_dim, in
 // Largest magnitude of a block, as bits: infinities and NaN stay visible.
 inline float block_amax(vf a, vf b) {
   const vi magnitude = iset1(0x7fffffff);
-  int32_t t[16];
-  istore(t, imax(bits(a) & magnitude, bits(b) & magnitude));
-  for (int i = 1; i < 16; i++) t[0] = t[i] > t[0] ? t[i] : t[0];
+  const int32_t largest = reduce_max(imax(bits(a) & magnitude, bits(b) & magnitude));
   float out;
-  std::memcpy(&out, t, sizeof out);
+  std::memcpy(&out, &largest, sizeof out);
   return out;
 }
 
@@ -140,7 +138,7 @@ void quantize_int8(const float* x, int64_t n, int8_t* q, float* scales, float* s
     store_int8(q + block * kBlock, qa);
     store_int8(q + block * kBlock + 16, qb);
     scales[block] = amax / 127.0f;
-    sums[block] = scales[block] * sum_lanes(to_float(qa + qb));
+    sums[block] = scales[block] * static_cast<float>(reduce_add(qa + qb));
   }
 }
 
@@ -162,7 +160,7 @@ void quantize_int16(const float* x, int64_t n, int16_t* q, float* scales, float*
       out[3] = t[i + 3];
     }
     scales[block] = amax / 32767.0f;
-    sums[block] = scales[block] * sum_lanes(to_float(qa) + to_float(qb));
+    sums[block] = scales[block] * static_cast<float>(reduce_add(qa + qb));
   }
 }
 
