@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+# An editable install knows the modules that were there when it was made, so a new module makes a new stamp.
+STAMP  := $(VENV)/.installed-$(shell find src -name '*.py' | LC_ALL=C sort | cksum | cut -d' ' -f1)
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/trivium/native/*.* src/trivium/native/kernels/*.*)
 PYTEST := $(BIN)/python -m pytest
 
@@ -17,7 +18,7 @@ $(BIN)/python:
 
 $(STAMP): $(BIN)/python $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
-	touch $@
+	rm -f $(VENV)/.installed-* && touch $@
 
 install: $(STAMP)  ## make .venv and install Trivium in it
 

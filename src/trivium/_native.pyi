@@ -1,6 +1,6 @@
 """The C++ core (`src/trivium/native/`). Arrays are C-contiguous numpy arrays of exactly the stated dtype."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ class Matrix:
     def row(self, index: int) -> Float32:
         """One row, dequantised: float32 [cols]."""
     def matmul(self, x: Float32, activation: str) -> Float32:
-        """x [m, cols] -> [m, rows]; `activation` "auto", "int16" or "float32" (tests)."""
+        """x [m, cols] -> [m, rows]; `activation` "int8", "int16" or "float32" (tests)."""
 
 class Sampler:
     """How one sequence chooses its next token, with the history that penalties and random numbers depend on."""
@@ -86,12 +86,12 @@ LogprobRow = tuple[float, int, Int32, Float32]
 
 class StepResult:
     tokens: list[list[int]]
-    """Per sequence: the accepted tokens; empty without a sampler; [-1], with or without one, if its numbers were not finite or its
-    mask allowed nothing."""
+    """Per sequence: the accepted tokens; empty without a sampler; [-1], with or without one, if its numbers were not finite
+    or its mask allowed nothing."""
     logprobs: list[list[LogprobRow] | None]
     """Per sequence: one row per accepted token, None if not asked for."""
     prompt_logprobs: list[list[LogprobRow] | None]
-    """Per sequence: one row per token position of this step for which the next prompt token was given, None if not asked for."""
+    """Per sequence: one row per position of this step whose next prompt token was given, None if not asked for."""
 
 class Model:
     """Weights of one decoder, its KV cache and its step."""
@@ -128,12 +128,12 @@ class Model:
 
         token_ids [T]; positions [T] or [3, T]; query_starts [S+1] bounds each sequence's rows; context_lens [S]: tokens of the
         sequence whose KV exists after the step, the new ones included; block_tables [S, width], unused entries ignored.
-        A sequence with a sampler gets logits for its last row, or for its last 1 + num_drafts[s] rows, whose last num_drafts[s] inputs are
-        drafts: rows are sampled in order while each sampled token equals the next draft.
-        masks [R, ceil(vocab/32)]: allowed tokens as bits; mask_rows[s] is the first mask of sequence s (-1: none), one per logits row.
-        prompt_logprobs: (sequence, alternatives, next token of each of its rows (-1: no row wanted)).
+        A sequence with a sampler gets logits for its last row, or for its last 1 + num_drafts[s] rows, whose last
+        num_drafts[s] inputs are drafts: rows are sampled in order while each sampled token equals the next draft.
+        masks [R, ceil(vocab/32)]: allowed tokens as bits; mask_rows[s] is the first mask of sequence s (-1: none), one per
+        logits row. prompt_logprobs: (sequence, alternatives, next token of each of its rows (-1: no row wanted)).
         embeddings [E, hidden] replace the token of rows embedding_rows [E]. layer_additions: (layer, rows, values [n, hidden]).
         ValueError for inconsistent arrays; nothing is computed then.
         """
     def logits(self, token_ids: Int32) -> Float32:
-        """Logits [n, vocab] of one sequence without a cache shared with others (tests, perplexity). Uses the first blocks of the cache."""
+        """Logits [n, vocab] of one sequence alone, in the first blocks of the cache (tests, perplexity)."""

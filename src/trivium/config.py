@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -24,7 +26,7 @@ def _option(default: Any, help: str) -> Any:
 
 @dataclass(slots=True)
 class EngineConfig:
-    """Options of one engine. Each field is also a flag (`--max-model-len`), a variable (`TRIVIUM_MAX_MODEL_LEN`) and a TOML key.
+    """Options of one engine. Each is also a flag (`--max-model-len`), a variable (`TRIVIUM_MAX_MODEL_LEN`) and a TOML key.
 
     Raises `ConfigError` naming the field, what is allowed and what came.
     """
@@ -33,18 +35,26 @@ class EngineConfig:
     tokenizer: str | None = _option(None, "folder or tokenizer.json to use instead of the model's own")
     chat_template: str | None = _option(None, "Jinja template, or the path of one, instead of the model's own")
     served_model_name: str | None = _option(None, "name that the doors report; default: the model's name")
-    max_model_len: int | None = _option(None, "prompt and output tokens together; default: the model's maximum, cut to the KV budget")
+    max_model_len: int | None = _option(
+        None, "prompt and output tokens together; default: the model's maximum, cut to the KV budget"
+    )
     max_num_seqs: int = _option(32, "sequences that run at once")
     max_num_batched_tokens: int = _option(512, "tokens computed in one step; longer prompts are cut into chunks")
     max_waiting: int = _option(512, "requests that may wait; more are refused")
     block_size: int = _option(64, "tokens per KV block; a multiple of 16")
-    kv_cache_memory: int | None = _option(None, "bytes for the KV cache; default: a quarter of the available memory, at most what is useful")
+    kv_cache_memory: int | None = _option(
+        None, "bytes for the KV cache; default: a quarter of the available memory, at most what is useful"
+    )
     num_kv_blocks: int | None = _option(None, "exact number of KV blocks instead of a memory budget")
-    kv_cache_dtype: Literal["auto", "float16", "float32"] = _option("auto", "auto: float16, float32 with activation_dtype=float32")
+    kv_cache_dtype: Literal["auto", "float16", "float32"] = _option(
+        "auto", "auto: float16, float32 with activation_dtype=float32"
+    )
     enable_prefix_caching: bool = _option(True, "reuse the KV of prompts that begin alike")
     quantization: Literal["wint8", "wint4"] | None = _option(None, "quantise 16- and 32-bit weights while loading")
-    activation_dtype: Literal["auto", "int16", "float32"] = _option(
-        "auto", "auto: int8 with 4-bit weights, int16 with wider ones; int16: near exact; float32: everything exact, slow"
+    activation_dtype: Literal["auto", "int8", "int16", "float32"] = _option(
+        "auto",
+        "int8: with 4-bit weights (wider ones take int16); int16: near exact; float32: exact, slow; auto: int8, "
+        "or int16 where one sequence runs at a time and pays nothing for it",
     )
     num_threads: int | None = _option(None, "threads of the kernels; default: the cores this process may use")
     seed: int | None = _option(None, "seed from which requests without one draw theirs; default: random")
@@ -65,6 +75,13 @@ class EngineConfig:
         _require(self.num_threads is None or 1 <= self.num_threads <= 256, "num_threads", "1..256", self.num_threads)
         _require(self.seed is None or 0 <= self.seed < 2**64, "seed", "0..2^64-1", self.seed)
         _require(self.max_logprobs >= -1, "max_logprobs", ">= -1", self.max_logprobs)
+
+    @property
+    def activations(self) -> Literal["int8", "int16", "float32"]:
+        """`activation_dtype` with "auto" decided: a lone sequence is bound by memory, where int16 costs nothing."""
+        if self.activation_dtype == "auto":
+            return "int16" if self.max_num_seqs == 1 else "int8"
+        return self.activation_dtype
 
     @classmethod
     def help(cls) -> dict[str, str]:
@@ -164,13 +181,10 @@ def _describe(hint: Any) -> str:
 
 
 def _read_toml(path: Path, names: list[str]) -> dict[str, Any]:
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib
+    tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         with path.open("rb") as file:
-            values = tomllib.load(file)
+            values: dict[str, Any] = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:

@@ -1,16 +1,16 @@
 """The exception tree: everything Trivium raises on purpose derives from `TriviumError`.
 
-    TriviumError
-    ├── ConfigError             a configuration value is wrong (also a ValueError)
-    ├── ModelLoadError          the model's files are missing, damaged or hostile
-    │   ├── ModelNotFoundError  no such file, folder or catalogue name (also a FileNotFoundError)
-    │   └── UnsupportedModelError  a sound file of a kind that Trivium does not run
-    └── EngineError             a request could not be served; has an `error_code`
-        ├── RequestError        the request itself is wrong (400; also a ValueError)
-        │   └── PromptTooLongError
-        ├── QueueFullError      too many requests wait (429)
-        ├── DeadlineExceededError  the request's deadline passed (408)
-        └── EngineDeadError     the engine has been shut down (503)
+TriviumError
+├── ConfigError             a configuration value is wrong (also a ValueError)
+├── ModelLoadError          the model's files are missing, damaged or hostile
+│   ├── ModelNotFoundError  no such file, folder or catalogue name (also a FileNotFoundError)
+│   └── UnsupportedModelError  a sound file of a kind that Trivium does not run
+└── EngineError             a request could not be served; has an `error_code`
+    ├── RequestError        the request itself is wrong (400; also a ValueError)
+    │   └── PromptTooLongError
+    ├── QueueFullError      too many requests wait (429)
+    ├── DeadlineExceededError  the request's deadline passed (408)
+    └── EngineDeadError     the engine has been shut down (503)
 """
 
 from __future__ import annotations

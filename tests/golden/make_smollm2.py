@@ -2,9 +2,9 @@
 
     python tests/golden/make_smollm2.py
 
-Windows of 512 tokens of tests/data/pride_and_prejudice.txt. Kept per position: the 32 most likely tokens with their log-probabilities
-(float16) and the next token's log-probability: enough for perplexity, top-1 agreement and a close lower bound of the KL divergence, in
-one megabyte instead of one gigabyte.
+Windows of 512 tokens of tests/data/pride_and_prejudice.txt. Kept per position: the 32 most likely tokens with their
+log-probabilities (float16) and the next token's log-probability: enough for perplexity, top-1 agreement and a close lower
+bound of the KL divergence, in one megabyte instead of one gigabyte.
 """
 
 from __future__ import annotations
@@ -63,7 +63,11 @@ def main() -> None:
         following.append(logprobs[np.arange(WINDOW - 1), row[1:]].astype(np.float32))
     (HERE / "smollm2").mkdir(exist_ok=True)
     np.savez_compressed(
-        HERE / "smollm2" / "expected.npz", tokens=tokens, top_ids=np.stack(ids), top_logprobs=np.stack(values), next_logprobs=np.stack(following)
+        HERE / "smollm2" / "expected.npz",
+        tokens=tokens,
+        top_ids=np.stack(ids),
+        top_logprobs=np.stack(values),
+        next_logprobs=np.stack(following),
     )
 
 

@@ -122,7 +122,9 @@ def decode(model, prompt, count, sampler, blocks):
     return tokens
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "repetition_penalty": 1.3, "frequency_penalty": 0.2}])
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.0}, {"temperature": 1.0, "repetition_penalty": 1.3, "frequency_penalty": 0.2}]
+)
 def test_drafts_give_the_tokens_of_plain_decoding(options):
     model = tiny_model()
     prompt = PROMPT[:40]
@@ -155,7 +157,7 @@ def test_embeddings_replace_tokens():
     model = tiny_model(tied_output=True)
     rows = np.stack([model_row(model, t) for t in PROMPT[5:8]])
     expected = logits_alone(model, PROMPT[:30])
-    blank = PROMPT[:5] + [0, 0, 0] + PROMPT[8:30]
+    blank = [*PROMPT[:5], 0, 0, 0, *PROMPT[8:30]]
     result = run(model, [Row(blank, 0, 30, [30, 31], greedy())], embeddings=rows, embedding_rows=np.array([5, 6, 7], np.int32))
     assert np.array_equal(last_logits(result, 0), expected)
 
@@ -202,7 +204,7 @@ def test_prompt_logprobs_are_those_of_the_whole_prompt():
     model = tiny_model()
     logits = model.logits(np.array(PROMPT[:90], np.int32)).astype(np.float64)
     expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    following = np.array(PROMPT[1:90] + [-1], np.int32)
+    following = np.array([*PROMPT[1:90], -1], np.int32)
     result = run(model, [Row(PROMPT, 0, 90, list(range(10, 16)))], prompt_logprobs=[(0, 2, following)])
     rows = result.prompt_logprobs[0]
     assert len(rows) == 89
@@ -221,7 +223,9 @@ def test_a_fault_of_one_sequence_does_not_reach_the_next_user_of_its_blocks():
     result = run(model, chunk, embeddings=bad, embedding_rows=np.array([3], np.int32))
     assert result.tokens[0] == [-1]
     assert result.tokens[1][0] >= 0
-    assert np.array_equal(last_logits(run(model, [Row(PROMPT, 0, 5, [0], greedy())]), 0), logits_alone(tiny_model(), PROMPT[:5]))
+    assert np.array_equal(
+        last_logits(run(model, [Row(PROMPT, 0, 5, [0], greedy())]), 0), logits_alone(tiny_model(), PROMPT[:5])
+    )
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         "residual_multiplier": 1.0,
         "logit_scale": 1.0,
         "tied_output": True,
-        "activation": "auto",
+        "activation": "int8",
     }
     return base | changes
 
@@ -58,7 +58,9 @@ def matrix(type: TensorType, rows: int, cols: int, seed: int) -> Matrix:
     return Matrix(rows, cols, [(int(kind), data)], "auto")
 
 
-def tiny_model(type: TensorType = TensorType.Q4_1, kv: str = "float16", blocks: int = 64, block_size: int = 16, **changes: Any) -> Model:
+def tiny_model(
+    type: TensorType = TensorType.Q4_1, kv: str = "float16", blocks: int = 64, block_size: int = 16, **changes: Any
+) -> Model:
     """A model with its cache; the same arguments give the same weights."""
     s = spec(**changes)
     model = Model(s)
@@ -93,7 +95,9 @@ def greedy(seed: int = 0, **options: Any) -> Sampler:
 class Row:
     """One sequence's share of a step: tokens [start, end) of `tokens`, with its own blocks."""
 
-    def __init__(self, tokens: list[int], start: int, end: int, blocks: list[int], sampler: Sampler | None = None, drafts: int = 0):
+    def __init__(
+        self, tokens: list[int], start: int, end: int, blocks: list[int], sampler: Sampler | None = None, drafts: int = 0
+    ):
         self.tokens, self.start, self.end, self.blocks, self.sampler, self.drafts = tokens, start, end, blocks, sampler, drafts
 
 

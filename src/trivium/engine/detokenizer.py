@@ -17,7 +17,7 @@ class Detokenizer:
     """The text of one answer.
 
     Without stop strings the pieces, put together, are `tokenizer.decode` of all tokens. With them the text ends before the
-    first match, or after it with `include_stop`.
+    first match, or after it with `include_stop`. Matches that are complete before token number `min_tokens` are text.
 
     Attributes:
         stopped: the stop string that was found, None until then.
@@ -29,6 +29,7 @@ class Detokenizer:
         "_finished",
         "_include_stop",
         "_matcher",
+        "_min_tokens",
         "_parts",
         "_skipped",
         "_strip",
@@ -44,6 +45,7 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         stop: Sequence[str] = (),
         include_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._skipped: frozenset[int] = tokenizer.special_ids if skip_special_tokens else frozenset()
@@ -51,6 +53,7 @@ class Detokenizer:
         self._decoder = _new_decoder("replace")
         self._matcher = StopStrings(stop) if stop else None
         self._include_stop = include_stop
+        self._min_tokens = min_tokens
         self._parts: list[str] = []
         self._finished = False
         self.stopped: str | None = None
@@ -97,7 +100,7 @@ class Detokenizer:
             text = text[1:] if text[0] == " " else text
         if self._matcher is None:
             return text
-        safe = self._matcher.push(text)
+        safe = self._matcher.push(text, may_match=self.num_tokens >= self._min_tokens)
         if isinstance(safe, StopMatch):
             self.stopped = safe.stop
             self._finished = True

@@ -15,7 +15,7 @@ from trivium.engine.detokenizer import Detokenizer
 from trivium.engine.inbox import Inbox, Message
 from trivium.engine.outbox import Outbox
 from trivium.engine.outputs import FinishReason, OutputDelta
-from trivium.engine.postprocess import accept_token, collect_prompt_logprobs, last_delta
+from trivium.engine.postprocess import accept_tokens, collect_prompt_logprobs, last_delta
 from trivium.engine.sample import ActiveRequest, Sample
 from trivium.engine.sampler_factory import SamplerFactory
 from trivium.engine.scheduler import Chunk, Scheduler, StepPlan
@@ -152,6 +152,7 @@ class EngineLoop:
                 skip_special_tokens=sampling.skip_special_tokens,
                 stop=sampling.stop,
                 include_stop=sampling.include_stop,
+                min_tokens=sampling.min_tokens,
             )
         sample.mask_row = -1
         if samples_now and sample.forced:
@@ -164,7 +165,7 @@ class EngineLoop:
         tokens, logprobs, prompt_logprobs = result.tokens, result.logprobs, result.prompt_logprobs
         deltas: list[tuple[Sample, OutputDelta]] = []
         failed: list[tuple[Chunk, Exception]] = []
-        num_prompt_tokens = 0
+        num_prompt_tokens = num_generated_tokens = 0
         for i, chunk in enumerate(plan.chunks):
             sample = cast(Sample, chunk.sequence)
             if chunk.start < sample.num_prompt_tokens:
@@ -172,11 +173,14 @@ class EngineLoop:
             try:
                 if (rows := prompt_logprobs[i]) is not None:
                     collect_prompt_logprobs(sample, rows)
-                if accepted := tokens[i]:
-                    token, scores = accepted[0], logprobs[i]
-                    if token < 0:
+                if sampled := tokens[i]:
+                    if sampled[-1] < 0:
                         raise EngineError("the model's output is not finite, or no token is allowed")
-                    deltas.append((sample, accept_token(sample, token, None if scores is None else scores[0], now)))
+                    delta = accept_tokens(sample, sampled, logprobs[i], now)
+                    deltas.append((sample, delta))
+                    num_generated_tokens += len(delta.token_ids)
+                    if chunk.drafts:  # the last token comes from the row after those of the drafts that it confirms
+                        chunk.accepted = len(delta.token_ids)
             except Exception as error:
                 log.exception("request %s failed", sample.request.request_id)
                 failed.append((chunk, error))
@@ -187,7 +191,7 @@ class EngineLoop:
             self._end(cast(Sample, chunk.sequence), "error", fault)
         for sample, delta in deltas:
             self._tell(sample, delta)
-        self._record(1, num_prompt_tokens, len(deltas))
+        self._record(1, num_prompt_tokens, num_generated_tokens)
 
     def _record(self, steps: int, prompt_tokens: int, generated_tokens: int) -> None:
         self.inbox.record(self._scheduler, steps=steps, prompt_tokens=prompt_tokens, generated_tokens=generated_tokens)

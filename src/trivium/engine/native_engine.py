@@ -17,7 +17,7 @@ from trivium.engine.request import GenerationRequest
 from trivium.engine.sample import ActiveRequest, Sample
 from trivium.engine.sampler_factory import SamplerFactory, sample_seed
 from trivium.engine.sampling import GuidedOptions
-from trivium.engine.scheduler import Scheduler
+from trivium.engine.scheduler import Proposer, Scheduler
 from trivium.engine.step_batch import StepBatch
 from trivium.engine.stopping import StopRule
 from trivium.engine.thought import Thought
@@ -54,9 +54,12 @@ class NativeEngine(Engine):
         tokenizer: Tokenizer,
         compile_guided: CompileGuided,
         chat_template: ChatTemplate | None = None,
+        propose: Proposer | None = None,
     ) -> None:
-        """`native` is finished and has a cache of `num_blocks` blocks of `config.block_size` tokens. Raises `ConfigError` if
-        `model_info.max_model_len` tokens do not fit them.
+        """`native` is finished and has a cache of `num_blocks` blocks of `config.block_size` tokens.
+
+        `propose` guesses tokens on the engine's thread: right guesses make answers come faster, none changes them.
+        Raises `ConfigError` if `model_info.max_model_len` tokens do not fit the cache.
         """
         max_model_len = model_info.max_model_len
         if not 1 <= max_model_len <= num_blocks * config.block_size:
@@ -76,6 +79,7 @@ class NativeEngine(Engine):
                 max_num_seqs=config.max_num_seqs,
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_model_len=max_model_len,
+                propose=propose,
             )
 
         batch = StepBatch(
@@ -168,6 +172,7 @@ class NativeEngine(Engine):
             sample.forced = sample.thought.first_forced()
         if sampling.prompt_logprobs is not None and index == 0:
             sample.prompt_rows = [None]
+        sample.predictable = sampling.guided is None and sample.thought is None
         sample.plain = not (
             request.embeddings
             or request.position_ids is not None

@@ -1,4 +1,4 @@
-"""From a sampled token to what a door is told: text, logprobs, and whether the sample has ended."""
+"""From sampled tokens to what a door is told: text, logprobs, and whether the sample has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trivium.errors import EngineError
 if TYPE_CHECKING:
     from trivium._native import LogprobRow
 
-__all__ = ["accept_token", "collect_prompt_logprobs", "last_delta"]
+__all__ = ["accept_tokens", "collect_prompt_logprobs", "last_delta"]
 
 log = logging.getLogger("trivium")
 
@@ -21,8 +21,8 @@ _LENGTH = Ending("length")
 _STOP = Ending("stop")
 
 
-def accept_token(sample: Sample, token: int, row: LogprobRow | None, now: float) -> OutputDelta:
-    """Append a sampled token and say what is new.
+def accept_tokens(sample: Sample, tokens: list[int], rows: list[LogprobRow] | None, now: float) -> OutputDelta:
+    """Append the tokens that a step sampled, up to one that ends the sample, and say what is new.
 
     Raises `EngineError` when the grammar refuses a token that its mask allowed, and whatever detokenizer and matcher raise.
     """
@@ -30,13 +30,21 @@ def accept_token(sample: Sample, token: int, row: LogprobRow | None, now: float)
     times.last_token = now
     if not times.first_token:
         times.first_token = now
-    text, ending = _advance(sample, token)
+    ending: Ending | None = None
+    accepted: list[int] = []
+    text = ""
+    for token in tokens:
+        piece, ending = _advance(sample, token)
+        accepted.append(token)
+        text += piece
+        if ending is not None:
+            break
     return OutputDelta(
         sample.request.request_id,
         sample.index,
-        [token],
+        accepted,
         text,
-        [] if row is None else [_logprobs(token, row)],
+        [] if rows is None else [_logprobs(token, row) for token, row in zip(accepted, rows, strict=False)],
         None if sample.plain else _take_prompt_logprobs(sample),
         None if ending is None else ending.reason,
         None if ending is None else ending.stop_reason,

@@ -20,7 +20,8 @@ class EmbeddingSpan:
     """Ready embeddings (an image, video or audio) that take the place of prompt tokens.
 
     `start` is the first prompt position they replace, `values` is float32 [positions, hidden_size], `digest` identifies the
-    content for the prefix cache. `layer_additions` holds, per layer index, float32 [positions, hidden_size] added after that layer.
+    content for the prefix cache. `layer_additions` holds, per layer index, float32 [positions, hidden_size] added after
+    that layer.
     """
 
     start: int

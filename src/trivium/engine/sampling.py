@@ -62,7 +62,7 @@ class SamplingOptions:
     frequency_penalty: float = 0.0
     penalty_window: int | None = None
     max_tokens: int | None = None  # generated tokens; None: as many as fit
-    min_tokens: int = 0  # until then end tokens (and stop_token_ids) are suppressed
+    min_tokens: int = 0  # until then end tokens (and stop_token_ids) are suppressed, stop strings are text
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()  # matched on text, across tokens
     stop_token_ids: tuple[int, ...] = ()
@@ -115,9 +115,7 @@ class SamplingOptions:
         return self.temperature < 1e-5 or self.top_p < 1e-5 or self.top_k == 1
 
 
-def _check_number(
-    name: str, value: Any, low: float, high: float, *, open_low: bool = False, open_high: bool = False
-) -> None:
+def _check_number(name: str, value: Any, low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> None:
     allowed = f"a number in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise RequestError.out_of_range(name, allowed, value)

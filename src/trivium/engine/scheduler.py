@@ -29,9 +29,10 @@ from trivium.errors import ConfigError
 
 __all__ = ["Chunk", "Proposer", "Scheduler", "StepPlan"]
 
-# Guesses at most so many next tokens of a sequence.
+# Guesses at most so many next tokens of a sequence, as ids in the vocabulary.
 Proposer = Callable[[Sequence, int], Series[int]]
 
+MAX_DRAFTS = 63  # with the row before them, the rows of one sequence that the core can sample in a step
 MIN_SHARE = 16  # rows: prompts are not cut finer to let several progress
 MAX_RANKED_PRIORITY = 2**31  # a rank is a float; beyond this, priorities rank alike
 
@@ -75,7 +76,7 @@ class Scheduler:
 
     `ageing` is the number of seconds in the queue that weigh as much as one step of priority. At most
     min(max_num_seqs, max_num_batched_tokens) sequences run, so that each decode gets its row. `propose`, if given, is asked for
-    draft tokens of decoding sequences; drafts take at most half of what the decodes leave of the budget.
+    draft tokens of decoding, `predictable` sequences; drafts take at most half of what the decodes leave of the budget.
     Not thread-safe. Raises ConfigError for sizes below 1, `ageing` not above 0 or negative `max_preemptions`.
     """
 
@@ -283,8 +284,8 @@ class Scheduler:
     def _drafts(self, sequence: Sequence, room: int) -> tuple[int, ...]:
         """Guesses that leave room for one more token: the one sampled after the last of them."""
         left = min(sequence.max_tokens - sequence.num_output_tokens - 1, self._max_model_len - len(sequence.tokens))
-        limit = min(room, left)
-        if limit <= 0 or self._propose is None:
+        limit = min(room, left, MAX_DRAFTS)
+        if limit <= 0 or self._propose is None or not sequence.predictable:
             return ()
         return tuple(self._propose(sequence, limit))[:limit]
 

@@ -27,8 +27,8 @@ class Sequence:
     """Scheduler state of one sample.
 
     `tokens` is prompt + output. `num_computed` counts the tokens whose KV is in the cache; a decoding sequence has
-    `num_computed == len(tokens) - 1`. `blocks` are physical block numbers, in order. `parent` is set on samples 1..n-1 of a request
-    until sample 0 has finished the prompt: they wait, then fork its blocks.
+    `num_computed == len(tokens) - 1`. `blocks` are physical block numbers, in order. `parent` is set on samples 1..n-1 of a
+    request until sample 0 has finished the prompt: they wait, then fork its blocks.
     """
 
     request: GenerationRequest
@@ -44,6 +44,7 @@ class Sequence:
     num_computed: int = 0
     num_hashed_blocks: int = 0  # full blocks already offered to the prefix cache
     num_cached_tokens: int = 0
+    predictable: bool = True  # drafts are allowed: no mask and no forced token depends on the token before it
     parent: Sequence | None = None
     preemptions: int = 0
     waiting_since: float = 0.0

@@ -58,7 +58,7 @@ class StepBatch:
         query_starts = [0]
         context_lens: list[int] = []
         samplers: list[Any] = []
-        special = False
+        special = drafted = False
         for chunk in chunks:
             sample, start, length = cast(Sample, chunk.sequence), chunk.start, chunk.length
             end = start + length
@@ -67,11 +67,13 @@ class StepBatch:
                 places.append(start)
             else:
                 token_ids += sample.tokens[start:end]
+                token_ids += chunk.drafts
                 places += range(start, end)
             query_starts.append(len(token_ids))
             context_lens.append(end)
             samplers.append(sample.sampler if chunk.sample else None)
             special = special or not sample.plain
+            drafted = drafted or bool(chunk.drafts)
         rows, count = len(token_ids), len(chunks)
         self._token_ids[:rows] = token_ids
         self._positions[:rows] = places
@@ -81,6 +83,8 @@ class StepBatch:
         options: dict[str, Any] = {}
         if special:
             position_rows, options = self._special_inputs(chunks, query_starts, position_rows)
+        if drafted:
+            options["num_drafts"] = np.array([len(chunk.drafts) for chunk in chunks], np.int32)
         return native.step(
             self._token_ids[:rows],
             position_rows,

@@ -33,10 +33,11 @@ class StopStrings:
         self._states = [0] * len(self._stops)
         self._held = ""
 
-    def push(self, text: str) -> str | StopMatch:
+    def push(self, text: str, may_match: bool = True) -> str | StopMatch:
         """The text that is safe to show after adding `text`, or the match; after a match nothing more may be pushed.
 
-        Held back is the longest end of the text that is the beginning of a stop string.
+        Held back is the longest end of the text that is the beginning of a stop string. Stop strings that are complete inside
+        a text that may not match are text like any other.
         """
         if not self._held and self._first.isdisjoint(text):
             return text
@@ -44,7 +45,7 @@ class StopStrings:
         offset = len(self._held)
         for index, char in enumerate(text):
             found = self._step(char)
-            if found is not None:
+            if found is not None and may_match:
                 return StopMatch(found, waiting[: offset + index + 1 - len(found)])
         keep = max(self._states)
         safe = len(waiting) - keep

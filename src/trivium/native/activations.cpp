@@ -41,7 +41,6 @@ void Activations::reserve(const Linear& consumer, Activation wanted, int rows, i
   blocks_ = (cols + kBlock - 1) / kBlock;
   stride_ = blocks_ * kBlock;
   use8_ = use16_ = use_float_ = false;
-  if (consumer.near_exact && wanted == Activation::kInt8) wanted = Activation::kInt16;
   for (const auto& part : consumer.parts) {
     switch (part->activation(wanted)) {
       case Activation::kInt8: use8_ = true; break;
@@ -107,8 +106,7 @@ void multiply(const std::vector<Product>& products, Activation wanted) {
     out.out += t.first_row_of_matrix;
     const std::vector<float>& bias = t.product->linear->bias;
     out.bias = bias.empty() ? nullptr : bias.data() + t.first_row_of_matrix;
-    const bool widen = t.product->linear->near_exact && wanted == Activation::kInt8;
-    const Activation kind = t.matrix->activation(widen ? Activation::kInt16 : wanted);
+    const Activation kind = t.matrix->activation(wanted);
     kernels().matmul(t.matrix->view(), t.product->x->view(kind), t.row_begin, t.row_end, t.group_begin, t.group_end, out);
   });
 }

@@ -52,10 +52,10 @@ PackMode to_pack_mode(const std::string& name) {
 }
 
 Activation to_activation(const std::string& name) {
-  if (name == "auto") return Activation::kInt8;
+  if (name == "int8") return Activation::kInt8;
   if (name == "int16") return Activation::kInt16;
   if (name == "float32") return Activation::kFloat32;
-  fail("activation must be auto, int16 or float32, got '" + name + "'");
+  fail("activation must be int8, int16 or float32, got '" + name + "'");
 }
 
 bool to_float32(const std::string& kv_dtype) {

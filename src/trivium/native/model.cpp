@@ -157,13 +157,7 @@ void Model::set_vector(const std::string& name, std::vector<float> values) {
   *place = std::move(values);
 }
 
-void Model::hack() {
-  const char* e = getenv("TRIVIUM_A16");
-  std::string v = e ? e : "";
-  for (auto& l : layers) { l.qkv.near_exact = v.find("qkv") != v.npos; l.attention_output.near_exact = v.find("attno") != v.npos; l.dense.gate_up.near_exact = v.find("gate") != v.npos; l.dense.down.near_exact = v.find("down") != v.npos; }
-  }
 void Model::finish() const {
-  const_cast<Model*>(this)->hack();
   const int32_t hidden = config.hidden_size;
   if (!config.tied_output) check_linear(embedding, "embedding", config.vocab_size, hidden);
   check_linear(output, "output", config.vocab_size, hidden);

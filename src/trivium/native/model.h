@@ -39,7 +39,6 @@ struct ModelConfig {
 struct Linear {
   std::vector<std::shared_ptr<Matrix>> parts;
   std::vector<float> bias;
-  bool near_exact = false;  // int16 activations even where int8 would do
 
   int32_t rows() const;
   int32_t cols() const { return parts.empty() ? 0 : parts.front()->cols(); }
@@ -66,7 +65,7 @@ struct Model {
   void set_vector(const std::string& name, std::vector<float> values);
 
   // Checks that every weight is there with its shape; throws std::invalid_argument naming the first that is not.
-  void finish() const; void hack();
+  void finish() const;
 
   size_t weight_bytes() const;
   const Matrix& embedding_matrix() const { return *(config.tied_output ? output : embedding).parts.front(); }
