@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from functools import cache
 
 import pytest
 from engine_parts import Door, ask, request
-from tiny_models import LENGTH, MAX_MODEL_LEN, SHARED, Tiny, answers, bits, crowd, tiny_engine, token_ids
+from tiny_models import LENGTH, MAX_MODEL_LEN, MODELS, SHARED, Tiny, alone, answers, bits, crowd, tiny_engine, token_ids
 
 from trivium import _native
 from trivium.config import EngineConfig
 from trivium.engine import GenerationRequest, NativeEngine, OutputDelta
 
-LLAMA = Tiny("llama", quantization="wint4")
-SLIDING = Tiny("mistral", hidden_size=72)
-EXPERTS = Tiny("qwen3_moe", quantization="wint8")
-MODELS = [LLAMA, SLIDING, EXPERTS]
 EXACT = [
     Tiny("llama", quantization="wint4", activation_dtype="int16"),
     Tiny("mistral", hidden_size=72, activation_dtype="float32"),
-    Tiny("qwen3_moe", activation_dtype="float32"),
+    Tiny("qwen3_moe", activation_dtype="float32", heat=4.0),
 ]
 
 
@@ -35,16 +30,6 @@ def restore_threads() -> Iterator[None]:
     count = _native.num_threads()
     yield
     _native.set_num_threads(count)
-
-
-@cache
-def alone(model: Tiny) -> dict[tuple[str, int], tuple]:
-    """Each request of the crowd after the other, without any sharing."""
-    found = {}
-    with tiny_engine(model, enable_prefix_caching=False) as engine:
-        for one in crowd(model.hidden_size):
-            found |= answers(engine, [one])
-    return found
 
 
 def test_the_crowd_is_worth_comparing(model: Tiny) -> None:
@@ -61,13 +46,13 @@ def test_the_crowd_is_worth_comparing(model: Tiny) -> None:
 @pytest.mark.parametrize("budget", [16, 64, 512])
 def test_alone_or_together_in_chunks_of_any_size(model: Tiny, budget: int) -> None:
     with tiny_engine(model, max_num_batched_tokens=budget) as engine:
-        assert answers(engine, crowd(model.hidden_size)) == alone(model)
+        assert answers(engine, crowd(model)) == alone(model)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_any_order_of_arrival(model: Tiny, seed: int) -> None:
     chance = random.Random(seed)
-    requests = crowd(model.hidden_size)
+    requests = crowd(model)
     chance.shuffle(requests)
     door = Door()
     with tiny_engine(model, max_num_seqs=chance.choice([2, 5, 16])) as engine:
@@ -76,7 +61,7 @@ def test_any_order_of_arrival(model: Tiny, seed: int) -> None:
             engine.submit(requests[:count], door)
             door.wait_for_tokens(requests[0].request_id, chance.randint(1, 3))
             del requests[:count]
-        for one in crowd(model.hidden_size):
+        for one in crowd(model):
             for answer in door.wait(one.request_id, n=one.n):
                 assert bits(answer) == alone(model)[one.request_id, answer.last.index]
 
@@ -86,18 +71,18 @@ def test_any_order_of_arrival(model: Tiny, seed: int) -> None:
 def test_any_number_of_threads(model: Tiny, threads: int) -> None:
     _native.set_num_threads(threads)
     with tiny_engine(model) as engine:
-        assert answers(engine, crowd(model.hidden_size)) == alone(model)
+        assert answers(engine, crowd(model)) == alone(model)
 
 
 def test_any_block_size(model: Tiny) -> None:
     with tiny_engine(model, block_size=64, num_kv_blocks=60) as engine:
-        assert answers(engine, crowd(model.hidden_size)) == alone(model)
+        assert answers(engine, crowd(model)) == alone(model)
 
 
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_with_a_prefix_hit(model: Tiny, block_size: int) -> None:
     with tiny_engine(model, block_size=block_size, max_num_batched_tokens=64) as engine:
-        first, second = (ask(engine, *crowd(model.hidden_size)) for _ in range(2))
+        first, second = (ask(engine, *crowd(model)) for _ in range(2))
         for answer in [*first, *second]:
             assert bits(answer) == alone(model)[answer.last.request_id, answer.last.index]
         for answer in second:
@@ -109,7 +94,7 @@ def test_with_a_prefix_hit(model: Tiny, block_size: int) -> None:
 def test_with_a_hit_inside_a_longer_prompt(model: Tiny) -> None:
     with tiny_engine(model) as engine:
         ask(engine, request("before", SHARED))
-        for answer in ask(engine, *crowd(model.hidden_size)):
+        for answer in ask(engine, *crowd(model)):
             name = answer.last.request_id
             assert bits(answer) == alone(model)[name, answer.last.index]
             if name in ("greedy", "samples"):
@@ -123,7 +108,7 @@ def test_with_a_hit_on_generated_tokens(model: Tiny) -> None:
     with tiny_engine(model, enable_prefix_caching=False) as engine:
         (cold,) = ask(engine, longer)
     with tiny_engine(model) as engine:
-        ask(engine, *[one for one in crowd(model.hidden_size) if one.request_id == "greedy"])
+        ask(engine, *[one for one in crowd(model) if one.request_id == "greedy"])
         (warm,) = ask(engine, longer)
     assert warm.last.num_cached_tokens == 128
     assert bits(warm) == bits(cold)
@@ -133,12 +118,12 @@ def test_with_a_hit_on_generated_tokens(model: Tiny) -> None:
 def test_after_preemption(model: Tiny, caching: bool) -> None:
     blocks = -(-MAX_MODEL_LEN // 16)
     with tiny_engine(model, num_kv_blocks=blocks, max_num_batched_tokens=64, enable_prefix_caching=caching) as engine:
-        assert answers(engine, crowd(model.hidden_size)) == alone(model)
+        assert answers(engine, crowd(model)) == alone(model)
         assert engine.stats().preemptions > 0
 
 
 def interrupted(engine: NativeEngine, requests: list[GenerationRequest]) -> dict[tuple[str, int], tuple]:
-    """What the requests get when the first two, at their fourth token, must make way for the others."""
+    """What the requests get when the first two, once the first has four tokens, must make way for the others."""
     door = Door()
     patient, urgent = requests[:2], requests[2:]
     for one in patient:
@@ -146,8 +131,9 @@ def interrupted(engine: NativeEngine, requests: list[GenerationRequest]) -> dict
 
     def interrupt(outputs: Sequence[OutputDelta]) -> None:
         door(outputs)
-        if len(door.deltas[patient[1].request_id, 0]) == 4 and not engine.stats().waiting:
+        if urgent and len(door.deltas[patient[0].request_id, 0]) == 4:
             engine.submit(urgent, door)
+            urgent.clear()
 
     engine.submit(patient, interrupt)
     found = [answer for one in requests for answer in door.wait(one.request_id, n=one.n)]
@@ -157,20 +143,22 @@ def interrupted(engine: NativeEngine, requests: list[GenerationRequest]) -> dict
 
 def test_preempted_by_more_urgent_requests(model: Tiny) -> None:
     with tiny_engine(model, max_num_seqs=2) as engine:
-        assert interrupted(engine, crowd(model.hidden_size)) == alone(model)
+        assert interrupted(engine, crowd(model)) == alone(model)
 
 
 def test_each_sample_is_a_request_of_its_own(model: Tiny) -> None:
     with tiny_engine(model) as engine:
         for index in range(3):
             wanted = alone(model)["samples", index]
-            again = request("again", SHARED + token_ids(6, 6), temperature=1.1, seed=wanted[5], logprobs=0, max_tokens=LENGTH)
+            again = request(
+                "again", SHARED + token_ids(6, 6), temperature=1.1 * model.heat, seed=wanted[5], logprobs=0, max_tokens=LENGTH
+            )
             assert answers(engine, [again])["again", 0] == wanted
 
 
 def test_unseeded_requests_report_the_seed_that_repeats_them(model: Tiny) -> None:
     def asked(name: str, **options):
-        return request(name, SHARED[:30], temperature=1.2, max_tokens=LENGTH, logprobs=1, **options)
+        return request(name, SHARED[:30], temperature=1.2 * model.heat, max_tokens=LENGTH, logprobs=1, **options)
 
     with tiny_engine(model) as engine:
         free = ask(engine, asked("a"), asked("b", n=2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -25,15 +26,25 @@ LENGTH = 24  # generated tokens of most requests
 
 @dataclass(frozen=True)
 class Tiny:
-    """A golden model and the arithmetic it runs with. `hidden_size` is the golden file's."""
+    """A golden model and the arithmetic it runs with. `hidden_size` is the golden file's.
+
+    `heat` multiplies temperatures: the model with tied weights repeats itself when drawn from as it is.
+    """
 
     name: str
     hidden_size: int = 64
     quantization: str | None = None
     activation_dtype: str = "auto"
+    heat: float = 1.0
 
     def __str__(self) -> str:
         return "-".join(filter(None, (self.name, self.quantization, self.activation_dtype)))
+
+
+LLAMA = Tiny("llama", quantization="wint4")
+SLIDING = Tiny("mistral", hidden_size=72)
+EXPERTS = Tiny("qwen3_moe", quantization="wint8", heat=4.0)
+MODELS = [LLAMA, SLIDING, EXPERTS]
 
 
 @contextmanager
@@ -71,17 +82,23 @@ def token_ids(number: int, length: int) -> list[int]:
 SHARED = token_ids(0, 100)  # how several prompts begin
 
 
-def crowd(hidden_size: int) -> list[GenerationRequest]:
+def crowd(model: Tiny) -> list[GenerationRequest]:
     """Thirteen requests that differ in everything that decides a token."""
-    image = np.random.default_rng(1).standard_normal((20, hidden_size)).astype(np.float32)
+    image = np.random.default_rng(1).standard_normal((20, model.hidden_size)).astype(np.float32)
     requests = {
         "greedy": {"prompt": SHARED + token_ids(1, 9), "logprobs": 4},
         "short": {"prompt": [7], "temperature": 1.0, "seed": 1},
         "warm": {"prompt": SHARED[:70] + token_ids(2, 30), "temperature": 1.0, "seed": 2, "logprobs": 2},
         "nucleus": {"prompt": token_ids(3, 33), "temperature": 0.7, "top_p": 0.8, "seed": 3},
         "penalties": {
-            **{"prompt": token_ids(4, 64), "temperature": 1.3, "seed": 4, "logprobs": 5, "logprobs_mode": "processed_logprobs"},
-            **{"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
+            "prompt": token_ids(4, 64),
+            "temperature": 1.3,
+            "seed": 4,
+            "logprobs": 5,
+            "logprobs_mode": "processed_logprobs",
+            "repetition_penalty": 1.3,
+            "presence_penalty": 0.4,
+            "frequency_penalty": 0.3,
         },
         "window": {
             "prompt": SHARED,
@@ -114,6 +131,8 @@ def crowd(hidden_size: int) -> list[GenerationRequest]:
             "seed": 9,
         },
     }
+    for options in requests.values():
+        options["temperature"] = model.heat * options.get("temperature", 0.0)
     return [request(name, **{"max_tokens": LENGTH, "seed": 0, **options}) for name, options in requests.items()]
 
 
@@ -127,3 +146,13 @@ def bits(answer: Answer) -> tuple:
 def answers(engine: NativeEngine, requests: list[GenerationRequest]) -> dict[tuple[str, int], tuple]:
     """What requests that are submitted together get, by request and sample."""
     return {(a.last.request_id, a.last.index): bits(a) for a in ask(engine, *requests)}
+
+
+@cache
+def alone(model: Tiny) -> dict[tuple[str, int], tuple]:
+    """Each request of the crowd after the other, without any sharing."""
+    found = {}
+    with tiny_engine(model, enable_prefix_caching=False) as engine:
+        for one in crowd(model):
+            found |= answers(engine, [one])
+    return found

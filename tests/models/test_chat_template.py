@@ -118,6 +118,18 @@ def test_thinking_and_tools() -> None:
     )
 
 
+@pytest.mark.parametrize("arguments", ['{"city": "Köln"}', "not JSON", "[" * 100_000])
+def test_arguments_as_json_text(arguments: str) -> None:
+    """Clients send tool-call arguments as text; templates quote objects themselves. What is no JSON stays text."""
+    template = ChatTemplate(THINKING, TOKENIZER)
+    message = {"role": "assistant", "content": "A", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    text = template.render([*user("Q"), message], add_generation_prompt=False).text
+    assert text.endswith(
+        "<tool_call>\n%s\n</tool_call><|im_end|>\n" % (arguments if "{" in arguments else json.dumps(arguments))
+    )
+    assert message["tool_calls"][0]["function"]["arguments"] is arguments
+
+
 def test_ernie() -> None:
     template = ChatTemplate(ERNIE, TOKENIZER)
     messages = [{"role": "system", "content": "S"}, *user("Q"), {"role": "assistant", "content": "A"}, *user("R")]

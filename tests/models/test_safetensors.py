@@ -53,6 +53,13 @@ def load(tmp_path: Path) -> Any:
     return load
 
 
+def test_paddle_calls_bfloat16_u16(load: Any) -> None:
+    file = load(raw_file({"w": entry("U16", [2], [0, 4])}, np.array([0x3F80, 0xC000], np.uint16).tobytes()))
+    tensor = file.tensor("w")
+    assert tensor.type == TensorType.BF16
+    assert bytes(tensor.data) == bytes([0x80, 0x3F, 0x00, 0xC0])
+
+
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
     """A folder with two files and their index."""

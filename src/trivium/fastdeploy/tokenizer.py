@@ -59,7 +59,7 @@ class ErnieBotTokenizer:
 
     def tokenize(self, text: str) -> list[str]:
         """The texts of a text's tokens."""
-        return [self._tokenizer.decode([token], skip_special_tokens=False) for token in self._tokenizer.encode(text)]
+        return [self._tokenizer.token_bytes(token).decode("utf-8", "replace") for token in self._tokenizer.encode(text)]
 
     @property
     def vocab_size(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -203,8 +205,23 @@ def _check_messages(messages: Sequence[Mapping[str, Any]], parts_allowed: Callab
             content = _check_parts(content, f"{name}.content", parts_allowed())
         elif content is not None and not isinstance(content, str):
             raise _wrong(f"{name}.content", "a string, a list of parts or null", content)
-        checked.append({**message, "content": content})
+        checked.append({**message, "content": content, **_parsed_calls(message)})
     return checked
+
+
+def _parsed_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """`tool_calls` with the arguments as objects: clients send them as JSON text, which templates would quote a second time."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, (list, tuple)):
+        return {}
+    parsed = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
+            with contextlib.suppress(ValueError, RecursionError):
+                call = {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+        parsed.append(call)
+    return {"tool_calls": parsed}
 
 
 def _check_parts(parts: Sequence[Any], name: str, parts_allowed: bool) -> str | list[Any]:

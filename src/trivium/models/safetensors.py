@@ -37,7 +37,8 @@ _PICKLED_SUFFIXES = (".bin", ".pdparams", ".pt", ".pth", ".ckpt", ".pkl")
 _LENGTH_BYTES = 8
 _MAX_DIMENSIONS = 8
 
-_TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
+# Paddle has no bfloat16 of its own in numpy: its checkpoints keep those bits as U16.
+_TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16, "U16": TensorType.BF16}
 
 # Bits per element of every type of the format (safetensors' enum Dtype); only their sizes are checked.
 _BITS = {
@@ -56,8 +57,8 @@ _Contents: TypeAlias = tuple[dict[str, Tensor], dict[str, str]]
 class SafetensorsFolder:
     """The tensors of a model folder, which are views of the mapped files.
 
-    `tensors` holds those that Trivium can read, in the files' order: F32, F16 and BF16 with at least one dimension and
-    one element. Others may be present; asking for one is an error. Tensors need not be aligned to their element size.
+    `tensors` holds those that Trivium can read, in the order of the files: F32, F16 and BF16 (also as U16) with at least
+    one dimension and one element. Others may be present; asking for one is an error. Tensors need not be aligned to their element size.
     """
 
     def __init__(self, path: Path, tensors: dict[str, Tensor], refused: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <utility>
 
 namespace trivium {
 
@@ -94,6 +95,16 @@ bool Pool::claim(int* index, bool* published) {
   return (mine & kField) < ((mine >> 20) & kField);
 }
 
+// An exception must not leave a worker: it would end the process.
+void Pool::run_one(Body body, const void* context, int index) {
+  try {
+    body(context, index);
+  } catch (...) {
+    std::lock_guard<std::mutex> lock(error_mutex_);
+    if (error_ == nullptr) error_ = std::current_exception();
+  }
+}
+
 void Pool::run_erased(int count, Body body, const void* context) {
   if (count <= 1 || num_threads_ == 1 || single_steps_ > 0) {
     for (int i = 0; i < count; i++) body(context, i);
@@ -111,7 +122,7 @@ void Pool::run_erased(int count, Body body, const void* context) {
   int mine = 0, index;
   bool published;
   while (claim(&index, &published)) {
-    body(context, index);
+    run_one(body, context, index);
     mine++;
   }
   int spins = 0;
@@ -122,6 +133,7 @@ void Pool::run_erased(int count, Body body, const void* context) {
     if (++spins == 1000) since = now_ns();
   }
   if (since != 0) waited_ns_ += now_ns() - since;
+  if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
 void Pool::work() {
@@ -132,7 +144,7 @@ void Pool::work() {
     bool published;
     if (claim(&index, &published)) {
       // Between the claim and its completion the caller cannot return, so body and context stay as published.
-      body_(context_, index);
+      run_one(body_, context_, index);
       done_.fetch_add(1, std::memory_order_acq_rel);
       spins = 0;
       continue;

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -31,7 +32,8 @@ class Pool {
   void begin_step();
   void end_step();
 
-  // Run f(i) for i in [0, count), count < 2^20; f(i) may run on any thread, in any order.
+  // Run f(i) for i in [0, count), count < 2^20; f(i) may run on any thread, in any order. The first exception of any f(i) is thrown
+  // here after all have ended.
   template <typename F>
   void run(int count, const F& f) {
     run_erased(count, [](const void* context, int i) { (*static_cast<const F*>(context))(i); }, &f);
@@ -44,6 +46,7 @@ class Pool {
   void run_erased(int count, Body body, const void* context);
   void work();
   bool claim(int* index, bool* published);
+  void run_one(Body body, const void* context, int index);
   void start_workers();
   void stop_workers();
 
@@ -57,6 +60,8 @@ class Pool {
   alignas(64) Body body_ = nullptr;
   const void* context_ = nullptr;
   uint64_t epoch_ = 0;
+  std::mutex error_mutex_;
+  std::exception_ptr error_;
 
   std::mutex sleep_mutex_;
   std::condition_variable wake_;

@@ -39,7 +39,7 @@ class Preparation:
         if config.reasoning_parser is not None:
             reasoning = get_reasoning_parser(config.reasoning_parser)(tokenizer, keep_tool_calls=tools is not None)
         self.reader = Reader(
-            token_text=lambda token: tokenizer.decode([token], skip_special_tokens=False),
+            token_text=lambda token: tokenizer.token_bytes(token).decode("utf-8", "replace"),
             token_bytes=tokenizer.token_bytes,
             reasoning=reasoning,
             tools=tools,

@@ -1,0 +1,108 @@
+"""Drafts change how many tokens a step gives, never which."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from engine_parts import ask, request
+from tiny_models import LENGTH, MODELS, SHARED, Tiny, alone, answers, bits, crowd, tiny_engine
+
+from trivium.engine.scheduler import MAX_DRAFTS
+from trivium.engine.sequence import Sequence
+
+LLAMA = MODELS[0]
+
+
+class Guesser:
+    """Proposes what `known` answers go on with, each token wrong with the chance `wrong`."""
+
+    def __init__(self, known: dict[tuple[str, int], list[int]], wrong: float = 0.0, most: int = 1000) -> None:
+        self.known = known
+        self.wrong = wrong
+        self.most = most
+        self.chance = random.Random(1)
+        self.asked: set[str] = set()
+        self.fault: Callable[[], None] | None = None
+
+    def __call__(self, sequence: Sequence, limit: int) -> list[int]:
+        assert 1 <= limit <= MAX_DRAFTS
+        self.asked.add(sequence.request.request_id)
+        right = self.known[sequence.key][sequence.num_output_tokens :][: self.most]
+        return [(token + 1) % 256 if self.chance.random() < self.wrong else token for token in right]
+
+
+def tokens_of(answered: dict[tuple[str, int], tuple]) -> dict[tuple[str, int], list[int]]:
+    return {key: answer[0] for key, answer in answered.items()}
+
+
+@pytest.mark.parametrize("model", MODELS, ids=str)
+@pytest.mark.parametrize("wrong", [0.0, 0.3, 1.0])
+def test_answers_are_those_of_plain_decoding(model: Tiny, wrong: float) -> None:
+    guesser = Guesser(tokens_of(alone(model)), wrong)
+    with tiny_engine(model, guesser) as engine:
+        for _ in range(2):  # the second time on blocks that were filled by drafts
+            assert answers(engine, crowd(model)) == alone(model)
+        assert engine.stats().generated_tokens == 2 * sum(map(len, guesser.known.values()))
+        assert guesser.asked == {one.request_id for one in crowd(model)} - {"guided"}
+
+
+@pytest.mark.parametrize("model", MODELS, ids=str)
+def test_in_a_small_cache_and_a_small_budget(model: Tiny) -> None:
+    guesser = Guesser(tokens_of(alone(model)), wrong=0.1, most=4)
+    with tiny_engine(model, guesser, num_kv_blocks=13, max_num_batched_tokens=32) as engine:
+        assert answers(engine, crowd(model)) == alone(model)
+        assert engine.stats().preemptions > 0
+
+
+def test_right_drafts_take_fewer_steps() -> None:
+    wanted = alone(LLAMA)["greedy", 0]
+    (one,) = (one for one in crowd(LLAMA) if one.request_id == "greedy")
+    with tiny_engine(LLAMA, Guesser({("greedy", 0): wanted[0]}, most=5)) as engine:
+        (answer,) = ask(engine, one)
+        assert bits(answer) == wanted
+        assert [len(delta.token_ids) for delta in answer.deltas] == [1, 6, 6, 6, 5]
+        assert [len(delta.logprobs) for delta in answer.deltas] == [1, 6, 6, 6, 5]
+        assert engine.stats().steps == 5
+
+
+@pytest.mark.parametrize("stops", [{"stop": 2}, {"stop_token_ids": 1}, {"stop_token_sequences": 3}], ids=str)
+@pytest.mark.parametrize("include", [False, True])
+def test_what_ends_an_answer_ends_it_inside_the_drafts(stops: dict[str, int], include: bool) -> None:
+    with tiny_engine(LLAMA) as engine:
+        (free,) = ask(engine, request("free", SHARED, temperature=1.0, seed=4, max_tokens=LENGTH))
+        (name, length), end = *stops.items(), 14
+        tail = free.token_ids[end - length : end]
+        kinds = {"stop": bytes(tail).decode("latin-1"), "stop_token_ids": tail[0], "stop_token_sequences": tuple(tail)}
+        options = {name: (kinds[name],), "include_stop": include}
+        one = request("a", SHARED, temperature=1.0, seed=4, max_tokens=LENGTH, **options)
+        (plain,) = ask(engine, one)
+    with tiny_engine(LLAMA, Guesser({("a", 0): free.token_ids})) as engine:
+        (drafted,) = ask(engine, one)
+        assert bits(drafted) == bits(plain)
+        assert len(drafted.deltas) == 2
+        assert engine.stats().generated_tokens == len(plain.token_ids)
+    assert plain.reason == "stop"
+    assert 1 < len(plain.token_ids) <= end
+
+
+def test_many_drafts_are_cut_to_what_the_core_takes() -> None:
+    (free,) = ask_alone(request("a", [5], max_tokens=150))
+    with tiny_engine(LLAMA, Guesser({("a", 0): free.token_ids})) as engine:
+        (drafted,) = ask(engine, request("a", [5], max_tokens=150))
+    assert drafted.token_ids == free.token_ids
+    assert [len(delta.token_ids) for delta in drafted.deltas] == [1, MAX_DRAFTS + 1, MAX_DRAFTS + 1, 21]
+
+
+def ask_alone(*requests):
+    with tiny_engine(LLAMA) as engine:
+        return ask(engine, *requests)
+
+
+def test_no_drafts_inside_a_limited_thought() -> None:
+    guesser = Guesser({})
+    with tiny_engine(LLAMA, guesser) as engine:
+        (answer,) = ask(engine, request("a", SHARED, thinking=True, reasoning_max_tokens=5, max_tokens=LENGTH))
+    assert "</think>" in answer.text
+    assert guesser.asked == set()
