@@ -106,8 +106,8 @@ def test_missing_file_and_unknown_flag(tmp_path):
     ("options", "expected"),
     [
         ({}, "int8"),
-        ({"max_num_seqs": 1}, "int16"),
-        ({"max_num_seqs": 1, "activation_dtype": "int8"}, "int8"),
+        ({"max_num_seqs": 1}, "int8"),
+        ({"activation_dtype": "int16"}, "int16"),
         ({"activation_dtype": "float32"}, "float32"),
     ],
 )

@@ -53,8 +53,8 @@ class EngineConfig:
     quantization: Literal["wint8", "wint4"] | None = _option(None, "quantise 16- and 32-bit weights while loading")
     activation_dtype: Literal["auto", "int8", "int16", "float32"] = _option(
         "auto",
-        "int8: with 4-bit weights (wider ones take int16); int16: near exact; float32: exact, slow; auto: int8, "
-        "or int16 where one sequence runs at a time and pays nothing for it",
+        "int8: with 4-bit weights (wider ones take int16); int16: near exact; float32: exact, slow; auto: int8; the commands "
+        "that run one sequence at a time take int16, which costs them nothing",
     )
     num_threads: int | None = _option(None, "threads of the kernels; default: the cores this process may use")
     seed: int | None = _option(None, "seed from which requests without one draw theirs; default: random")
@@ -78,10 +78,8 @@ class EngineConfig:
 
     @property
     def activations(self) -> Literal["int8", "int16", "float32"]:
-        """`activation_dtype` with "auto" decided: a lone sequence is bound by memory, where int16 costs nothing."""
-        if self.activation_dtype == "auto":
-            return "int16" if self.max_num_seqs == 1 else "int8"
-        return self.activation_dtype
+        """`activation_dtype` with "auto" decided."""
+        return "int8" if self.activation_dtype == "auto" else self.activation_dtype
 
     @classmethod
     def help(cls) -> dict[str, str]:

@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from trivium.cli.options import EngineCommand, engine_options, read_config
+from trivium.cli.options import EngineCommand, engine_options, read_config, read_lone_config
 from trivium.cli.sampling import resolve_sampling, sampling_options, take_sampling
 from trivium.config import EngineConfig
 from trivium.errors import ConfigError, RequestError
@@ -97,3 +97,9 @@ class TestSampling:
     def test_out_of_range_before_anything_is_loaded(self, name, value):
         with pytest.raises(RequestError, match=name.replace("-", "_")):
             self.parse(f"--{name}", value)
+
+
+@pytest.mark.parametrize(("flags", "expected"), [({}, "int16"), ({"activation_dtype": "int8"}, "int8")])
+def test_a_lone_sequence_takes_near_exact_activations(flags, expected):
+    config = read_lone_config(dict(flags))
+    assert (config.max_num_seqs, config.activation_dtype) == (1, expected)

@@ -47,6 +47,13 @@ def test_generate(model):
     assert second.stderr == ""
 
 
+def test_the_first_question_a_person_asks(model):
+    assert (
+        trivium("generate", "What is the capital of France?", "-m", model, "--temperature", "0").stdout
+        == "The capital of France is Paris.\n"
+    )
+
+
 def test_seeded_and_raw(model):
     args = ["generate", "--raw", "-", *model, "--seed", "7", "--max-tokens", "12", "--json"]
     first, second = (json.loads(trivium(*args, stdin="Once upon a time").stdout) for _ in range(2))

@@ -129,3 +129,36 @@ def test_stop_strings_do_not_depend_on_the_steps(text: str, stops: list[str], in
     if ends:
         assert text[: min(ends)].startswith(whole.text)
         assert not include or whole.text.endswith(whole.stopped or "")
+
+
+def test_stop_strings_are_text_until_min_tokens() -> None:
+    tokens = ids("one two, one two, one two")
+    second = next(n for n in range(len(tokens)) if SMOLLM.decode(tokens[:n]).count("two") == 2)
+    for min_tokens, text in ((second, "one two, one "), (second + 1, "one two, one two, one ")):
+        detokenizer = Detokenizer(SMOLLM, stop=["two"], min_tokens=min_tokens)
+        assert "".join(detokenizer.push([token]) for token in tokens) == text
+        assert detokenizer.stopped == "two"
+    unarmed = Detokenizer(SMOLLM, stop=["two"], min_tokens=50)
+    assert unarmed.push(tokens[:-1]) + unarmed.push(tokens[-1:], final=True) == "one two, one two, one two"
+    assert unarmed.stopped is None
+
+
+@given(
+    text=st.text("ab \nꙮ", max_size=30),
+    stops=st.lists(st.text("ab ꙮ", min_size=1, max_size=4), min_size=1, max_size=3),
+    min_tokens=st.integers(0, 12),
+)
+def test_first_match_from_min_tokens_on(text: str, stops: list[str], min_tokens: int) -> None:
+    tokens = ids(text)
+    detokenizer = Detokenizer(SMOLLM, stop=stops, min_tokens=min_tokens)
+    for token in tokens:
+        detokenizer.push([token])
+    detokenizer.flush()
+    lengths = [len(SMOLLM.decode(tokens[:n]).rstrip("\ufffd")) for n in range(len(tokens) + 1)]
+    ends = [end for end in range(1, len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
+    ends = [end for end in ends if next(n for n, length in enumerate(lengths) if length >= end) >= min_tokens]
+    if not ends:
+        assert (detokenizer.text, detokenizer.stopped) == (text, None)
+    else:
+        stop = max((stop for stop in stops if text[: ends[0]].endswith(stop)), key=len)
+        assert (detokenizer.text, detokenizer.stopped) == (text[: ends[0] - len(stop)], stop)

@@ -194,6 +194,18 @@ def test_stop_string_across_tokens():
         assert (answer.text, answer.reason) == (text, "length")
 
 
+def test_stop_strings_wait_for_min_tokens():
+    with make_engine() as engine:
+        text = bytes(expected("hello", 30)).decode()
+        stop = text[3:5]
+        (answer,) = ask(engine, request("a", stop=(stop, text[9:12]), min_tokens=6, max_tokens=30))
+        assert stop in text[:6]
+        assert stop not in text[6:12]
+        assert (answer.text, answer.last.stop_reason) == (text[:9], text[9:12])
+        (answer,) = ask(engine, request("b", stop=(stop,), min_tokens=5, max_tokens=30))
+        assert (answer.text, len(answer.token_ids)) == (text[:3], 5)
+
+
 def test_stop_string_at_the_last_token_counts_as_stop():
     with make_engine() as engine:
         text = bytes(expected("hello")).decode()

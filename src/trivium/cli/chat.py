@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trivium.cli.options import EngineCommand, engine_options, read_config
+from trivium.cli.options import EngineCommand, engine_options, read_lone_config
 from trivium.cli.sampling import resolve_sampling, sampling_options, take_sampling
 from trivium.config import cache_home
 from trivium.errors import EngineDeadError, EngineError
@@ -44,7 +44,7 @@ def command(system: str | None, **flags: Any) -> None:
     Answers go to stdout, figures and errors to stderr. Without a terminal every line of stdin is a message.
     """
     given = take_sampling(flags)
-    config = read_config(flags, max_num_seqs=1)
+    config = read_lone_config(flags)
     from trivium.cli.answer import open_engine
 
     with open_engine(config) as engine:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trivium.cli.options import EngineCommand, engine_options, read_config
+from trivium.cli.options import EngineCommand, engine_options, read_lone_config
 from trivium.cli.sampling import resolve_sampling, sampling_options, take_sampling
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_ONE_SEQUENCE = {"max_num_seqs": 1}
 _NOT_HERE = ("seed", "max_num_seqs", "max_waiting", "max_logprobs", "served_model_name", "reasoning_parser", "tool_call_parser")
 
 
@@ -40,7 +39,7 @@ def command(prompt: str, raw: bool, system: str | None, as_json: bool, verbose: 
         raise click.UsageError("--system has no place with --raw: put everything into the prompt")
     text = _read_stdin() if prompt == "-" else prompt
     given = take_sampling(flags)
-    config = read_config(flags, **_ONE_SEQUENCE)
+    config = read_lone_config(flags)
     start = time.monotonic()
     from trivium.cli import answer as answers
 

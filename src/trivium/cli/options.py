@@ -5,14 +5,14 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable, Collection
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 import click
 
 from trivium.config import EngineConfig
 
-__all__ = ["EngineCommand", "engine_options", "read_config"]
+__all__ = ["EngineCommand", "engine_options", "read_config", "read_lone_config"]
 
 Function = typing.TypeVar("Function", bound=Callable[..., Any])
 
@@ -70,6 +70,15 @@ def read_config(flags: dict[str, Any], **fixed: Any) -> EngineConfig:
     names = [f.name for f in fields(EngineConfig) if f.name in flags]
     file = flags.pop("config_file", None)
     return EngineConfig.load({name: flags.pop(name) for name in names} | fixed, file=file)
+
+
+def read_lone_config(flags: dict[str, Any]) -> EngineConfig:
+    """The configuration of a command that runs one sequence at a time.
+
+    Such a sequence waits for memory, not for arithmetic, so near exact activations cost it nothing: they are its "auto".
+    """
+    config = read_config(flags, max_num_seqs=1)
+    return replace(config, activation_dtype="int16") if config.activation_dtype == "auto" else config
 
 
 def _engine_option(name: str) -> Callable[[Function], Function]:

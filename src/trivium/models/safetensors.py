@@ -58,7 +58,8 @@ class SafetensorsFolder:
     """The tensors of a model folder, which are views of the mapped files.
 
     `tensors` holds those that Trivium can read, in the order of the files: F32, F16 and BF16 (also as U16) with at least
-    one dimension and one element. Others may be present; asking for one is an error. Tensors need not be aligned to their element size.
+    one dimension and one element. Others may be present; asking for one is an error. Tensors need not be aligned to their
+    element size.
     """
 
     def __init__(self, path: Path, tensors: dict[str, Tensor], refused: dict[str, str]) -> None:

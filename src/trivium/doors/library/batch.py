@@ -15,6 +15,7 @@ from trivium.errors import QueueFullError
 __all__ = ["Batch"]
 
 _BUSY_WAIT = 0.02  # seconds between tries while other callers fill the queue
+_MAX_UNREAD = 4096  # deltas kept before a caller that waits for whole answers is woken to take them
 _LOST_WAIT = 1.0  # seconds to wait for requests that may or may not have reached the engine
 
 
@@ -22,16 +23,19 @@ class Batch:
     """Runs requests and hands out their deltas as they come. A context manager: on leaving it, whatever still runs is aborted
     and has ended, so the engine is as clean as before.
 
-    Batches longer than the engine's queue wait here, not there: no `QueueFullError` reaches the caller.
+    Batches longer than the engine's queue wait here, not there: no `QueueFullError` reaches the caller. With `streaming` the
+    caller is woken by every step, else only when a request ends: waking it costs the engine's thread the interpreter's lock.
     """
 
-    def __init__(self, engine: Engine, requests: Sequence[GenerationRequest]) -> None:
+    def __init__(self, engine: Engine, requests: Sequence[GenerationRequest], *, streaming: bool = False) -> None:
         self._engine = engine
+        self._streaming = streaming
         self._backlog = deque(requests)
         # The engine's thread alone takes requests out of `_running`: an interrupt of the caller cannot lose one.
         self._running: dict[str, int] = {}  # request id -> samples still to end
         self._submitting: list[str] = []
         self._inbox: list[OutputDelta] = []
+        self._unread = False  # whether the inbox holds what the caller wants to be woken for
         self._changed = threading.Condition()
 
     def __enter__(self) -> Batch:
@@ -67,9 +71,9 @@ class Batch:
         """Wait for the next deltas and return all that have come; empty when every request has ended."""
         while True:
             with self._changed:
-                while not self._inbox and self._running:
+                while not self._unread and self._running:
                     self._changed.wait()
-                deltas, self._inbox = self._inbox, []
+                deltas, self._inbox, self._unread = self._inbox, [], False
             self.feed()
             if deltas or not (self._running or self._backlog):
                 return deltas
@@ -113,13 +117,17 @@ class Batch:
     def _receive(self, outputs: Sequence[OutputDelta]) -> None:
         """The engine's sink, on its thread."""
         with self._changed:
+            ended = False
             for delta in outputs:
                 if not delta.finished:
                     continue
+                ended = True
                 left = self._running.get(delta.request_id, 0) - 1
                 if left > 0:
                     self._running[delta.request_id] = left
                 else:
                     self._running.pop(delta.request_id, None)
             self._inbox.extend(outputs)
-            self._changed.notify_all()
+            self._unread = self._streaming or ended or self._unread or len(self._inbox) > _MAX_UNREAD
+            if self._unread:
+                self._changed.notify_all()

@@ -178,7 +178,7 @@ class LLM:
         """First yields None, when the requests are queued; then a list per step."""
         answers = self._answers(asked)
         first_of = _first_rows(asked)
-        with Batch(self.engine, [item.request for item in asked]) as batch:
+        with Batch(self.engine, [item.request for item in asked], streaming=True) as batch:
             batch.feed()
             yield None
             while new := batch.next():
