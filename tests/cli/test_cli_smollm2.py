@@ -48,10 +48,8 @@ def test_generate(model):
 
 
 def test_the_first_question_a_person_asks(model):
-    assert (
-        trivium("generate", "What is the capital of France?", "-m", model, "--temperature", "0").stdout
-        == "The capital of France is Paris.\n"
-    )
+    answer = trivium("generate", "What is the capital of France?", *model, "--temperature", "0")
+    assert answer.stdout == "The capital of France is Paris.\n"
 
 
 def test_seeded_and_raw(model):
