@@ -53,7 +53,7 @@ class Door:
                 self.deltas[delta.request_id, delta.index].append(delta)
             self._changed.notify_all()
 
-    def wait(self, *request_ids, n=1, timeout=20):
+    def wait(self, *request_ids, n=1, timeout=60):
         """Until all samples of these requests have ended; then each must have ended once, last."""
         keys = [(request_id, index) for request_id in request_ids for index in range(n)]
         with self._changed:
@@ -63,7 +63,7 @@ class Door:
             assert [delta.finished for delta in self.deltas[key]].index(True) == len(self.deltas[key]) - 1
         return [Answer(self.deltas[key]) for key in keys]
 
-    def wait_for_tokens(self, request_id, count, timeout=20):
+    def wait_for_tokens(self, request_id, count, timeout=60):
         with self._changed:
             assert self._changed.wait_for(
                 lambda: sum(len(delta.token_ids) for delta in self.deltas[request_id, 0]) >= count, timeout

@@ -70,6 +70,18 @@ def test_abort_before_the_engine_has_seen_the_request():
         assert [answer.reason for answer in answers] == ["length", "abort"]
 
 
+def test_abort_does_not_reach_a_request_submitted_after_it():
+    with make_engine() as engine:
+        door = Door()
+        engine.native.gate.clear()
+        engine.submit([request("a")], door)
+        assert engine.native.entered.wait(10)
+        engine.abort(["b"])
+        engine.submit([request("b")], door)
+        engine.native.gate.set()
+        assert [answer.reason for answer in door.wait("a", "b")] == ["length", "length"]
+
+
 def test_abort_gives_text_that_was_held_back():
     with make_engine() as engine:
         tokens = expected(count=4)
@@ -196,6 +208,23 @@ def test_faulty_scheduler_ends_everything_and_starts_again(monkeypatch):
             assert [answer.reason for answer in answers] == ["error", "error"]
         wait_until(lambda: engine.stats().used_blocks == 0)
         assert ask(engine, request("c"))[0].token_ids == expected()
+
+
+def test_faulty_scheduler_ends_requests_that_have_not_reached_it(monkeypatch):
+    with make_engine() as engine:
+        door = Door()
+
+        def broken(self, now):
+            engine.submit([request("late", **LONG)], door)
+            raise RuntimeError("lost count")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Scheduler, "schedule", broken)
+            engine.submit([request("a")], door)
+            answers = door.wait("a", "late")
+        assert [answer.reason for answer in answers] == ["error", "error"]
+        assert ask(engine, request("c"))[0].token_ids == expected()
+        assert len(door.deltas["late", 0]) == 1
 
 
 def test_lost_blocks_are_found_when_idle(caplog):

@@ -203,6 +203,12 @@ class Storm:
         self._lock = threading.Lock()
 
     def run(self, threads: int, each: int) -> None:
+        """Two requests that fill the cache, and must make way, then those of the threads."""
+        for name, start in (("first", 0), ("second", 600)):
+            prompt = self.prompts[start : start + 230]
+            self.requests.append(request(name, prompt, priority=9, max_tokens=60, ignore_eos=True))
+        self.engine.submit(self.requests, self.door)
+        self.door.wait_for_tokens("second", 1)
         workers = [threading.Thread(target=self._work, args=(seed, each)) for seed in range(threads)]
         for worker in workers:
             worker.start()

@@ -144,6 +144,16 @@ def test_drafts_give_the_tokens_of_plain_decoding(options):
         assert tokens[: len(expected)] == expected
 
 
+def test_a_rejected_draft_cannot_end_its_sequence():
+    model, bad = tiny_model(), np.full((1, 96), np.nan, np.float32)
+    tokens = PROMPT[:10]
+    (following,) = run(model, [Row(tokens, 0, 10, [0], greedy())]).tokens[0]
+    for draft, accepted in (((following + 1) % VOCAB, [following]), (following, [following, -1])):
+        row = Row([*tokens, draft], 9, 11, [0], greedy(), 1)
+        result = run(model, [row], embeddings=bad, embedding_rows=np.array([1], np.int32))
+        assert result.tokens[0] == accepted
+
+
 def test_copied_blocks_continue_alike():
     model = tiny_model()
     expected = logits_alone(model, PROMPT[:41])

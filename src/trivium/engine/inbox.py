@@ -83,10 +83,10 @@ class Inbox:
         self._changed = threading.Condition(threading.RLock())
         self._messages, self._active, self._closed = [], {}, reason
 
-    def find(self, request_id: str) -> ActiveRequest | None:
-        """The unfinished request of this id."""
+    def find(self, request_ids: Iterable[str]) -> list[ActiveRequest]:
+        """The unfinished requests of these ids; unknown ids are ignored."""
         with self._changed:
-            return self._active.get(request_id)
+            return [self._active[request_id] for request_id in request_ids if request_id in self._active]
 
     def unfinished(self) -> list[ActiveRequest]:
         """All unfinished requests."""

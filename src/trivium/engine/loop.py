@@ -68,8 +68,8 @@ class EngineLoop:
         self.inbox.submit(requests, self._add)
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests; unknown ids are ignored."""
-        self.inbox.post(self._abort, list(request_ids))
+        """End requests; unknown ids are ignored, and stay so if a request with this id is submitted later."""
+        self.inbox.post(self._abort, self.inbox.find(request_ids))
 
     def reset_prefix_cache(self) -> None:
         """Forget cached prefixes before the next step."""
@@ -201,17 +201,18 @@ class EngineLoop:
     def _add(self, samples: list[Sample]) -> None:
         now = time.monotonic()
         for sample in samples:
+            if sample.ended:  # by a fault, before it came here
+                continue
             try:
                 self._scheduler.add(sample, now)
             except RuntimeError as error:
                 log.exception("request %s cannot be scheduled", sample.request.request_id)
                 self._end(sample, "error", error)
 
-    def _abort(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            if (active := self.inbox.find(request_id)) is not None:
-                for sample in tuple(active.samples):
-                    self._end(sample, "abort")
+    def _abort(self, requests: Sequence[ActiveRequest]) -> None:
+        for active in requests:
+            for sample in tuple(active.samples):
+                self._end(sample, "abort")
 
     def _reset_prefix_cache(self, _: None) -> None:
         self._scheduler.blocks.reset_prefix_cache()
@@ -264,7 +265,7 @@ class EngineLoop:
     def _deliver(self) -> None:
         while self._outbox:
             if failed := self._outbox.deliver():
-                self._abort(failed)
+                self._abort(self.inbox.find(failed))
                 self._record(0, 0, 0)
 
     def _check_idle(self) -> None:

@@ -22,7 +22,7 @@ constexpr int kSubtile = 16;     // keys stored together in the KV cache
 constexpr int kTile = 128;       // keys whose softmax is computed together, counted from absolute position 0
 constexpr int kMaxQueries = 36;  // query rows that one attention call handles; whole tiles of 4 and of 6
 
-// How weights are stored; see packing.h for the byte layouts.
+// How weights are stored; see matrix.h for the byte layouts.
 enum class Family : uint8_t { kW4, kW8, kF16, kBF16, kF32 };
 
 // A view of packed weights [rows, cols].
