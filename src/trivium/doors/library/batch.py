@@ -16,6 +16,7 @@ __all__ = ["Batch"]
 
 _BUSY_WAIT = 0.02  # seconds between tries while other callers fill the queue
 _MAX_UNREAD = 4096  # deltas kept before a caller that waits for whole answers is woken to take them
+_INTERRUPT_WAIT = 0.1  # seconds; a signal that another thread took is noticed only when a wait ends
 _LOST_WAIT = 1.0  # seconds to wait for requests that may or may not have reached the engine
 
 
@@ -72,7 +73,7 @@ class Batch:
         while True:
             with self._changed:
                 while not self._unread and self._running:
-                    self._changed.wait()
+                    self._changed.wait(_INTERRUPT_WAIT)
                 deltas, self._inbox, self._unread = self._inbox, [], False
             self.feed()
             if deltas or not (self._running or self._backlog):
