@@ -81,9 +81,9 @@ class TestSampling:
         CliRunner().invoke(command, args, catch_exceptions=False)
         return taken[0]
 
-    def test_defaults_are_the_librarys(self):
+    def test_defaults(self):
         options = resolve_sampling(self.parse(), {})
-        assert (options.temperature, options.top_p, options.top_k, options.max_tokens) == (1.0, 0.7, 0, None)
+        assert (options.temperature, options.top_p, options.top_k, options.max_tokens) == (0.3, 0.9, 0, 1024)
 
     def test_model_then_flags(self):
         given = self.parse("--temperature", "0", "--max-tokens", "7", "--stop", "a", "--stop", "b", "--seed", "3")

@@ -14,13 +14,15 @@ __all__ = ["resolve_sampling", "sampling_options", "take_sampling"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# What neither a flag nor the model's generation_config.json says: the defaults of the library door.
-_DEFAULTS = {"temperature": 1.0, "top_p": 0.7, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+# What neither a flag nor the model's generation_config.json says: calmer than the library door, for people who ask one thing at a
+# time, and bounded, since a small model may repeat itself until the context is full.
+_DEFAULTS = {"temperature": 0.3, "top_p": 0.9, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+_MAX_TOKENS = 1024
 
 _FLAGS: tuple[tuple[str, type, str], ...] = (
-    ("max_tokens", int, "Most tokens of the answer; default: as many as the context has room for."),
-    ("temperature", float, "0 takes the most likely token; default: the model's, else 1.0."),
-    ("top_p", float, "Sample among the likeliest tokens of this total probability; default: the model's, else 0.7."),
+    ("max_tokens", int, "Most tokens of the answer; default: 1024, or what the context has room for."),
+    ("temperature", float, "0 takes the most likely token; default: the model's, else 0.3."),
+    ("top_p", float, "Sample among the likeliest tokens of this total probability; default: the model's, else 0.9."),
     ("top_k", int, "Sample among so many likeliest tokens, 0 for all; default: the model's, else 0."),
     ("min_p", float, "Least probability relative to the likeliest token; default: the model's, else 0."),
     ("repetition_penalty", float, "Above 1 discourages tokens that were there before; default: the model's, else 1."),
@@ -52,4 +54,4 @@ def resolve_sampling(given: Mapping[str, Any], model_defaults: Mapping[str, Any]
     from trivium.engine.sampling import SamplingOptions
 
     values = {name: model_defaults.get(name, default) for name, default in _DEFAULTS.items()}
-    return SamplingOptions(**{**values, **given})
+    return SamplingOptions(**{**values, "max_tokens": _MAX_TOKENS, **given})
