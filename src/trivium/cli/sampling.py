@@ -14,8 +14,8 @@ __all__ = ["resolve_sampling", "sampling_options", "take_sampling"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# What neither a flag nor the model's generation_config.json says: calmer than the library door, for people who ask one thing at a
-# time, and bounded, since a small model may repeat itself until the context is full.
+# What neither a flag nor the model's generation_config.json says: calmer than the library door, for people who ask one thing
+# at a time, and bounded, since a small model may repeat itself until the context is full.
 _DEFAULTS = {"temperature": 0.3, "top_p": 0.9, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 _MAX_TOKENS = 1024
 
