@@ -1,5 +1,6 @@
 #include "arena.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <mutex>
@@ -13,6 +14,24 @@ constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kChunk = size_t{64} << 20;
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+struct Arena {
+  std::mutex mutex;
+  std::weak_ptr<uint8_t> chunk;  // lives as long as its matrices
+  size_t used = 0;
+};
+
+Arena* arena = nullptr;
+
+// The lock may be held at the moment of a fork, by a thread that the child does not have.
+Arena& current_arena() {
+  static const bool made = [] {
+    arena = new Arena;
+    return pthread_atfork(nullptr, nullptr, [] { arena = new Arena; }) == 0;
+  }();
+  (void)made;
+  return *arena;
+}
 
 }  // namespace
 
@@ -30,20 +49,18 @@ std::shared_ptr<uint8_t> map_memory(size_t bytes) {
 }
 
 std::shared_ptr<uint8_t> arena_allocate(size_t bytes) {
-  static std::mutex mutex;
-  static std::weak_ptr<uint8_t> current;  // the chunk lives as long as its matrices
-  static size_t used = 0;
   const size_t size = round_up(bytes == 0 ? 1 : bytes, 64);
   if (size > kChunk / 4) return map_memory(bytes);
-  std::lock_guard<std::mutex> lock(mutex);
-  std::shared_ptr<uint8_t> chunk = current.lock();
-  if (chunk == nullptr || used + size > kChunk) {
+  Arena& a = current_arena();
+  std::lock_guard<std::mutex> lock(a.mutex);
+  std::shared_ptr<uint8_t> chunk = a.chunk.lock();
+  if (chunk == nullptr || a.used + size > kChunk) {
     chunk = map_memory(kChunk);
-    current = chunk;
-    used = 0;
+    a.chunk = chunk;
+    a.used = 0;
   }
-  uint8_t* p = chunk.get() + used;
-  used += size;
+  uint8_t* p = chunk.get() + a.used;
+  a.used += size;
   return std::shared_ptr<uint8_t>(chunk, p);
 }
 

@@ -148,9 +148,10 @@ class Runner {
   Model& model() { return model_; }
 
   void allocate(int num_blocks, int block_size, const std::string& kv_dtype) {
-    stepper_.reset();
-    cache_ = std::make_unique<KvCache>(model_.config, num_blocks, block_size, to_float32(kv_dtype));
-    stepper_ = std::make_unique<Stepper>(model_, *cache_);
+    auto cache = std::make_unique<KvCache>(model_.config, num_blocks, block_size, to_float32(kv_dtype));
+    auto stepper = std::make_unique<Stepper>(model_, *cache);
+    stepper_ = std::move(stepper);  // before the cache it stands on
+    cache_ = std::move(cache);
   }
 
   KvCache& cache() {

@@ -1,7 +1,8 @@
 #include "pool.h"
 
-#include <unistd.h>
+#include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -28,31 +29,31 @@ int64_t now_ns() {
 
 }  // namespace
 
+std::atomic<Pool*> Pool::current_{nullptr};
+
+// Never destroyed: its threads may outlive static destructors, and what a fork leaves of it cannot be taken apart.
 Pool& Pool::instance() {
-  static Pool* pool = new Pool;  // never destroyed: its threads may outlive static destructors
-  return *pool;
+  static const bool made = [] {
+    current_ = new Pool(static_cast<int>(std::thread::hardware_concurrency()));
+    return pthread_atfork(nullptr, nullptr, &Pool::replace_in_child) == 0;
+  }();
+  (void)made;
+  return *current_.load(std::memory_order_acquire);
 }
 
-Pool::Pool() : num_threads_(static_cast<int>(std::thread::hardware_concurrency())) {
-  if (num_threads_ < 1) num_threads_ = 1;
-}
+void Pool::replace_in_child() { current_ = new Pool(current_.load()->num_threads_); }
 
 void Pool::set_num_threads(int count) {
   std::lock_guard<std::mutex> lock(owner_);
   if (count == num_threads_) return;
-  if (pid_ == getpid()) stop_workers();
+  stop_workers();
   num_threads_ = count;
-  pid_ = 0;
 }
 
 void Pool::start_workers() {
-  if (pid_ == getpid()) return;
-  // After a fork the parent's threads do not exist here; their handles can only be left behind.
-  if (pid_ != 0) new std::vector<std::thread>(std::move(workers_));
-  workers_.clear();
-  sleepers_ = 0;
+  if (started_) return;
+  started_ = true;
   stop_ = false;
-  pid_ = getpid();
   for (int i = 1; i < num_threads_; i++) workers_.emplace_back([this] { work(); });
 }
 
@@ -64,6 +65,7 @@ void Pool::stop_workers() {
   wake_.notify_all();
   for (auto& worker : workers_) worker.join();
   workers_.clear();
+  started_ = false;
 }
 
 void Pool::begin_step() {
@@ -110,6 +112,13 @@ void Pool::run_erased(int count, Body body, const void* context) {
     for (int i = 0; i < count; i++) body(context, i);
     return;
   }
+  // Far below what the fields of `loop_` hold: workers that come late push `next` a little beyond `count`.
+  constexpr int kSlice = 1 << 19;
+  for (int begin = 0; begin < count; begin += kSlice) run_slice(begin, std::min(kSlice, count - begin), body, context);
+}
+
+void Pool::run_slice(int begin, int count, Body body, const void* context) {
+  begin_ = begin;
   body_ = body;
   context_ = context;
   done_.store(0, std::memory_order_relaxed);
@@ -122,7 +131,7 @@ void Pool::run_erased(int count, Body body, const void* context) {
   int mine = 0, index;
   bool published;
   while (claim(&index, &published)) {
-    run_one(body, context, index);
+    run_one(body, context, begin + index);
     mine++;
   }
   int spins = 0;
@@ -144,7 +153,7 @@ void Pool::work() {
     bool published;
     if (claim(&index, &published)) {
       // Between the claim and its completion the caller cannot return, so body and context stay as published.
-      run_one(body_, context_, index);
+      run_one(body_, context_, begin_ + index);
       done_.fetch_add(1, std::memory_order_acq_rel);
       spins = 0;
       continue;

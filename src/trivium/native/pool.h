@@ -18,7 +18,8 @@ namespace trivium {
 
 class Pool {
  public:
-  // The only pool. Its threads start with the first parallel loop, and again in a forked child.
+  // The only pool. Its threads start with the first step. A forked child gets a new one: the parent's threads do not exist there,
+  // and its locks and waiters are in the state of the moment of the fork.
   static Pool& instance();
 
   // Threads that work on a loop, the caller included.
@@ -32,7 +33,7 @@ class Pool {
   void begin_step();
   void end_step();
 
-  // Run f(i) for i in [0, count), count < 2^20; f(i) may run on any thread, in any order. The first exception of any f(i) is thrown
+  // Run f(i) for i in [0, count); f(i) may run on any thread, in any order. The first exception of any f(i) is thrown
   // here after all have ended.
   template <typename F>
   void run(int count, const F& f) {
@@ -42,7 +43,9 @@ class Pool {
  private:
   using Body = void (*)(const void*, int);
 
-  Pool();
+  explicit Pool(int num_threads) : num_threads_(num_threads < 1 ? 1 : num_threads) {}
+  static void replace_in_child();
+  void run_slice(int begin, int count, Body body, const void* context);
   void run_erased(int count, Body body, const void* context);
   void work();
   bool claim(int* index, bool* published);
@@ -50,14 +53,17 @@ class Pool {
   void start_workers();
   void stop_workers();
 
+  static std::atomic<Pool*> current_;
+
   std::mutex owner_;
   int num_threads_;
   std::vector<std::thread> workers_;
-  int pid_ = 0;
+  bool started_ = false;
 
   alignas(64) std::atomic<uint64_t> loop_{0};  // epoch << 40 | count << 20 | next
   alignas(64) std::atomic<int> done_{0};
   alignas(64) Body body_ = nullptr;
+  int begin_ = 0;  // of the slice being run
   const void* context_ = nullptr;
   uint64_t epoch_ = 0;
   std::mutex error_mutex_;

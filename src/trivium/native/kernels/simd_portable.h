@@ -3,6 +3,7 @@
 
 typedef float float16v __attribute__((vector_size(64)));
 typedef int32_t int16v __attribute__((vector_size(64)));
+typedef uint32_t uint16v __attribute__((vector_size(64)));
 
 struct vf {
   float16v v;
@@ -41,7 +42,8 @@ inline vi bits(vf a) { return {reinterpret_cast<int16v>(a.v)}; }
 inline vf from_bits(vi a) { return {reinterpret_cast<float16v>(a.v)}; }
 inline vi iset1(int32_t a) { return {a + int16v{}}; }
 inline vi izero() { return {int16v{}}; }
-inline vi operator+(vi a, vi b) { return {a.v + b.v}; }
+// Wraps as the other instruction sets do; signed overflow would be undefined.
+inline vi operator+(vi a, vi b) { return {reinterpret_cast<int16v>(reinterpret_cast<uint16v>(a.v) + reinterpret_cast<uint16v>(b.v))}; }
 inline vi operator&(vi a, vi b) { return {a.v & b.v}; }
 inline vi imax(vi a, vi b) { return {a.v > b.v ? a.v : b.v}; }
 inline int32_t reduce_max(vi a) {
@@ -50,9 +52,9 @@ inline int32_t reduce_max(vi a) {
   return m;
 }
 inline int32_t reduce_add(vi a) {
-  int32_t s = 0;
-  for (int i = 0; i < 16; i++) s += a.v[i];
-  return s;
+  uint32_t s = 0;
+  for (int i = 0; i < 16; i++) s += static_cast<uint32_t>(a.v[i]);
+  return static_cast<int32_t>(s);
 }
 inline vi shift_left_23(vi a) { return {a.v << 23}; }
 inline vi iota() { return {int16v{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}}; }
