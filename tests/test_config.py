@@ -22,11 +22,20 @@ def test_defaults_are_valid_and_every_option_has_help():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_model_len": 15}, "max_model_len must be >= 16, got 15"),
+        ({"max_model_len": 15}, "max_model_len must be 16..2^24, got 15"),
         ({"max_num_seqs": 0}, "max_num_seqs must be 1..4096, got 0"),
         ({"max_num_batched_tokens": 8}, "max_num_batched_tokens"),
         ({"max_waiting": 0}, "max_waiting"),
-        ({"block_size": 24}, "block_size must be a multiple of 16, got 24"),
+        ({"block_size": 24}, "block_size must be a multiple of 16, at most 4096, got 24"),
+        ({"block_size": 2**32}, "block_size must be a multiple of 16, at most 4096"),
+        ({"max_num_batched_tokens": 2**18 + 1}, "max_num_batched_tokens must be 16..2^18"),
+        ({"num_kv_blocks": 10**12}, "num_kv_blocks must be 1..2^24"),
+        ({"max_model_len": 2**24 + 1}, "max_model_len must be 16..2^24"),
+        ({"max_waiting": 2**20 + 1}, "max_waiting must be 1..2^20"),
+        (
+            {"quantization": "wint4", "activation_dtype": "float32"},
+            "quantization must be unset with activation_dtype='float32', got 'wint4'",
+        ),
         ({"kv_cache_memory": 0}, "kv_cache_memory"),
         ({"num_kv_blocks": -1}, "num_kv_blocks"),
         ({"num_threads": 0}, "num_threads must be 1..256"),
@@ -71,6 +80,8 @@ def test_flags_stand_above_the_environment_above_the_file(tmp_path):
     ("environ", "message"),
     [
         ({"TRIVIUM_MAX_NUM_SEQS": "x"}, "TRIVIUM_MAX_NUM_SEQS must be an integer, got 'x'"),
+        ({"TRIVIUM_MAX_MODEL_LEN": "--5"}, "TRIVIUM_MAX_MODEL_LEN must be an integer or unset, got '--5'"),
+        ({"TRIVIUM_SEED": "9" * 5000}, "TRIVIUM_SEED must be an integer or unset"),
         ({"TRIVIUM_ENABLE_PREFIX_CACHING": "perhaps"}, "TRIVIUM_ENABLE_PREFIX_CACHING must be true or false"),
         ({"TRIVIUM_QUANTIZATION": "wint3"}, "TRIVIUM_QUANTIZATION must be 'wint8' or 'wint4' or unset"),
     ],
@@ -92,6 +103,13 @@ def test_bad_files_are_named(tmp_path, text, message):
     file = tmp_path / "c.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
+        EngineConfig.load(file=file, environ={})
+
+
+def test_file_that_is_not_utf8(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_bytes(b'model = "\xff"')
+    with pytest.raises(ConfigError, match="is not TOML"):
         EngineConfig.load(file=file, environ={})
 
 

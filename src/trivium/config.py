@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import re
 import sys
 import types
 import typing
@@ -15,7 +16,9 @@ from typing import Any, Literal
 
 from trivium.errors import ConfigError
 
-__all__ = ["EngineConfig", "cache_home"]
+__all__ = ["MAX_KV_BLOCKS", "EngineConfig", "cache_home"]
+
+MAX_KV_BLOCKS = 2**24
 
 
 def _option(default: Any, help: str) -> Any:
@@ -65,16 +68,26 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for f in fields(self):
             setattr(self, f.name, _coerce(f.name, getattr(self, f.name), _hints()[f.name]))
-        _require(self.max_model_len is None or self.max_model_len >= 16, "max_model_len", ">= 16", self.max_model_len)
+        _require(
+            self.max_model_len is None or 16 <= self.max_model_len <= 2**24, "max_model_len", "16..2^24", self.max_model_len
+        )
         _require(1 <= self.max_num_seqs <= 4096, "max_num_seqs", "1..4096", self.max_num_seqs)
-        _require(self.max_num_batched_tokens >= 16, "max_num_batched_tokens", ">= 16", self.max_num_batched_tokens)
-        _require(self.max_waiting >= 1, "max_waiting", ">= 1", self.max_waiting)
-        _require(self.block_size >= 16 and self.block_size % 16 == 0, "block_size", "a multiple of 16", self.block_size)
+        _require(16 <= self.max_num_batched_tokens <= 2**18, "max_num_batched_tokens", "16..2^18", self.max_num_batched_tokens)
+        _require(1 <= self.max_waiting <= 2**20, "max_waiting", "1..2^20", self.max_waiting)
+        blocks = 16 <= self.block_size <= 4096 and self.block_size % 16 == 0
+        _require(blocks, "block_size", "a multiple of 16, at most 4096", self.block_size)
         _require(self.kv_cache_memory is None or self.kv_cache_memory > 0, "kv_cache_memory", "> 0 bytes", self.kv_cache_memory)
-        _require(self.num_kv_blocks is None or self.num_kv_blocks > 0, "num_kv_blocks", "> 0", self.num_kv_blocks)
+        _require(
+            self.num_kv_blocks is None or 1 <= self.num_kv_blocks <= MAX_KV_BLOCKS,
+            "num_kv_blocks",
+            "1..2^24",
+            self.num_kv_blocks,
+        )
         _require(self.num_threads is None or 1 <= self.num_threads <= 256, "num_threads", "1..256", self.num_threads)
         _require(self.seed is None or 0 <= self.seed < 2**64, "seed", "0..2^64-1", self.seed)
         _require(self.max_logprobs >= -1, "max_logprobs", ">= -1", self.max_logprobs)
+        quantized = self.quantization is not None and self.activation_dtype == "float32"
+        _require(not quantized, "quantization", "unset with activation_dtype='float32'", self.quantization)
 
     @property
     def activations(self) -> Literal["int8", "int16", "float32"]:
@@ -159,7 +172,7 @@ def _parse(name: str, text: str, hint: Any) -> Any:
     for kind in _alternatives(hint):
         if kind is bool and text.lower() in ("1", "true", "yes", "on", "0", "false", "no", "off"):
             return text.lower() in ("1", "true", "yes", "on")
-        if kind is int and text.lstrip("-").isdecimal():
+        if kind is int and re.fullmatch(r"[+-]?[0-9]{1,30}", text):
             return int(text)
         if kind is str or (typing.get_origin(kind) is Literal and text in typing.get_args(kind)):
             return text
@@ -185,7 +198,7 @@ def _read_toml(path: Path, names: list[str]) -> dict[str, Any]:
             values: dict[str, Any] = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # not TOML, or not UTF-8
         raise ConfigError(f"{path} is not TOML: {error}") from error
     for name in values:
         if name not in names:

@@ -24,8 +24,8 @@ class RoleTemplate:
     def __init__(self):
         self.calls = []
 
-    def render(self, messages, *, tools=None, **variables):
-        self.calls.append({"tools": tools, **variables})
+    def render(self, messages, *, tools=None, variables=None):
+        self.calls.append({"tools": tools, **(variables or {})})
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return Rendered("".join(lines) + "assistant: ")
 

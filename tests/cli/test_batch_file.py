@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -94,17 +96,17 @@ def test_results(target):
 
 
 def test_resume(target):
-    done, fault, failed = BatchLine(1, "a"), BatchLine(2, "a", fault="twice"), BatchLine(3, "c")
+    done, fault, refused = BatchLine(1, "a"), BatchLine(2, "a", fault="twice"), BatchLine(3, "c")
     with Results(target) as results:
-        assert not any(map(results.has, (done, fault, failed)))
+        assert not any(map(results.has, (done, fault, refused)))
         results.answer(done, "r", {})
         results.fault(fault)
-        results.failure(failed, "r", 500, error_body("wrong", status=500))
+        results.failure(refused, "r", 400, error_body("wrong", status=400))
     whole = target.read_bytes()
     target.write_bytes(whole + b'{"id": "batch_req_1", "custom_id": "d", "resp')
     with Results(target) as results:
         assert target.read_bytes() == whole
-        assert all(map(results.has, (done, fault, failed)))
+        assert all(map(results.has, (done, fault, refused)))
         assert not results.has(BatchLine(4, "d"))
         assert not results.has(BatchLine(5, "a", fault="twice"))
         results.answer(BatchLine(4, "d"), "r", {})
@@ -112,8 +114,22 @@ def test_resume(target):
     assert target.read_bytes().count(b"\n") == 4
 
 
-def test_torn_first_line(target):
-    target.write_bytes(b'{"id": "batch_req_1"')
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_failures_that_may_pass_are_not_held(target, status):
+    line = BatchLine(1, "a")
+    with Results(target) as results:
+        results.failure(line, "r", status, error_body("later", status=status))
+    with Results(target) as results:
+        assert not results.has(line)
+        results.answer(line, "r", {})
+    with Results(target) as results:
+        assert results.has(line)
+    assert len(target.read_bytes().splitlines()) == 2
+
+
+@pytest.mark.parametrize("torn", [b"{", b'{"id": "bat', b'{"id": "batch_req_1"'])
+def test_torn_first_line(target, torn):
+    target.write_bytes(torn)
     with Results(target) as results:
         results.answer(BatchLine(1, "a"), "r", {})
     assert [json.loads(text)["custom_id"] for text in target.read_text().splitlines()] == ["a"]
@@ -133,6 +149,30 @@ def test_other_files_are_left_alone(target, content):
     with pytest.raises(ConfigError, match="line 1 is no result of run-batch; --overwrite"):
         Results(target)
     assert target.read_bytes() == content + b"torn"
+
+
+@pytest.mark.parametrize("content", [b'{"precious": 1}', b"notes", b'{"id": 1}', b'{"id": "batch"}'])
+def test_other_files_without_a_line_break_are_left_alone(target, content):
+    target.write_bytes(content)
+    with pytest.raises(ConfigError, match="line 1 is no result of run-batch; --overwrite"):
+        Results(target)
+    assert target.read_bytes() == content
+
+
+def test_device_is_not_read(tmp_path):
+    with Results(Path("/dev/null")) as results:
+        results.answer(BatchLine(1, "a"), "r", {})
+        assert not results.has(BatchLine(1, "a"))
+
+
+def test_pipe_is_written(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with Results(pipe) as results:
+        results.answer(BatchLine(1, "a"), "r", {})
+        assert json.loads(os.read(reader, 65536))["custom_id"] == "a"
+    os.close(reader)
 
 
 def test_target_that_cannot_be_written(tmp_path):

@@ -162,6 +162,7 @@ def test_thought_of_the_prompt(engine):
         ("ignore_eos", 1),
         ("logit_bias", {"x": 1}),
         ("logit_bias", {"1": 101}),
+        ("logit_bias", {"9" * 5000: 1}),
         ("logit_bias", [1]),
         ("logprobs", 3),
         ("top_logprobs", 3),
@@ -178,6 +179,12 @@ def test_thought_of_the_prompt(engine):
         ("chat_template_kwargs", [1]),
         ("prompt", "text"),
         ("best_of", 2),
+        ("echo", True),
+        ("suffix", "end"),
+        ("functions", [TOOL["function"]]),
+        ("function_call", {"name": "weather"}),
+        ("modalities", ["text", "audio"]),
+        ("parallel_tool_calls", False),
     ],
 )
 def test_wrong_fields_are_named(reader, field, value):
@@ -199,7 +206,7 @@ def test_wrong_prompts(reader, prompt):
 
 
 def test_fields_of_the_other_kind(reader):
-    with pytest.raises(RequestError, match="'messages' of /v1/completions"):
+    with pytest.raises(RequestError, match="'messages' is no field of /v1/completions"):
         completion(reader, messages=[])
     with pytest.raises(RequestError, match="messages must be given"):
         reader.read(CHAT, {}, "r")
@@ -217,3 +224,32 @@ def test_no_template():
 
 def test_noted_fields_have_no_effect(reader):
     assert chat(reader, model="gpt-4", user="me", metadata={"a": "b"}, stream=False).sampling == chat(reader).sampling
+
+
+def test_fields_that_ask_for_nothing(reader, caplog):
+    fields = {
+        "echo": False,
+        "suffix": "",
+        "best_of": 1,
+        "functions": [],
+        "function_call": "auto",
+        "modalities": ["text"],
+        "parallel_tool_calls": True,
+        "store": None,
+    }
+    assert chat(reader, **fields).sampling == chat(reader).sampling
+    assert chat(reader, n=3, best_of=3).n == 3
+    assert caplog.messages == []
+
+
+def test_unknown_fields_are_ignored_and_logged_once(reader, caplog):
+    for _ in range(2):
+        assert chat(reader, store=True, service_tier="auto").sampling == chat(reader).sampling
+    completion(reader, store=False)
+    assert caplog.messages == [f"unknown field {name!r} of {CHAT}: ignored" for name in ("store", "service_tier")]
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "self"])
+def test_template_variables_are_no_arguments(reader, engine, name):
+    chat(reader, chat_template_kwargs={name: []})
+    assert engine.chat_template.calls[-1][name] == []

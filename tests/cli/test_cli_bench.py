@@ -33,6 +33,15 @@ def test_latency(opened):
     assert len({tuple(request.prompt_token_ids) for request in engine.requests}) == 9
 
 
+@pytest.mark.parametrize("flags", [[], ["--max-num-seqs", 5]])
+def test_batches_beyond_the_most_sequences_wait(opened, flags):
+    args = ["--input-len", 1, "--output-len", 1, "--batch-size", 4097, "--iters", 1, "--warmup", 0, *flags]
+    assert run("bench", "latency", *args).exit_code == 0
+    (engine,) = opened
+    assert engine.chunks == [4097]
+    assert engine.opened_with.max_num_seqs == (5 if flags else 4096)
+
+
 def test_throughput_of_ranges(opened):
     result = run("bench", "throughput", "--num-prompts", 700, "--input-len", "2:6", "--output-len", "1:2", "--json")
     report = json.loads(result.stdout)

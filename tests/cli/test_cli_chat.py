@@ -44,7 +44,7 @@ def roles(chat):
     return [message["role"] for message in chat.messages]
 
 
-@pytest.mark.parametrize("word", ["/reset", "/clear", "/reset "])
+@pytest.mark.parametrize("word", ["/reset", "/clear", "/reset ", "  /reset", "\t/clear"])
 def test_reset_keeps_the_system_message(chat, word):
     chat.take("one")
     assert roles(chat) == ["system", "user", "assistant"]

@@ -36,6 +36,16 @@ def test_plan_of_the_real_model(smollm2):
     assert facts.num_blocks == (10**9 - facts.weight_bytes) // 4 // facts.block_bytes
 
 
+def test_wrong_instruction_set_is_an_error_of_one_line(monkeypatch):
+    def instruction_set():
+        raise ValueError("TRIVIUM_ISA must be one of portable on this CPU, got 'bogus'")
+
+    monkeypatch.setattr(trivium._native, "instruction_set", instruction_set)
+    result = run("info")
+    assert result.exit_code == 1
+    assert result.stderr == "trivium: error: TRIVIUM_ISA must be one of portable on this CPU, got 'bogus'\n"
+
+
 def test_float32(smollm2):
     config = EngineConfig(activation_dtype="float32", num_kv_blocks=4)
     facts = read_facts(Path(smollm2), config, 10**9)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -84,6 +85,19 @@ class TestErrors:
         result = run("pull")
         assert (result.exit_code, result.stdout, result.stderr) == (1, "", "trivium: error: the file is damaged\n")
 
+    @pytest.mark.parametrize(
+        ("error", "words"),
+        [
+            (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+            (PermissionError(errno.EACCES, "Permission denied", "/x"), "/x: Permission denied"),
+            (OSError("odd"), "odd"),
+        ],
+    )
+    def test_error_of_the_system(self, raising, error, words):
+        raising(error)
+        result = run("pull")
+        assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"trivium: error: {words}\n")
+
     def test_interrupt(self, raising):
         raising(KeyboardInterrupt())
         assert run("pull").exit_code == 130
@@ -101,6 +115,14 @@ def test_broken_pipe_is_quiet():
         errors = process.stderr.read()
     assert errors == b""
     assert process.returncode == 141
+
+
+def test_full_disk_is_one_line(tmp_path):
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run([sys.executable, "-m", "trivium", "pull", file], stdout=full, stderr=subprocess.PIPE)
+    assert (result.returncode, result.stderr) == (1, b"trivium: error: No space left on device\n")
 
 
 def test_terminal_without_unicode(tmp_path):

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import pkgutil
 import threading
 
 import pytest
@@ -98,7 +101,7 @@ def test_bad_lines_stop_no_others(monkeypatch, source, target):
     use_engine(monkeypatch, reply)
     write(
         source,
-        chat_line("unknown", top_q=1),
+        chat_line("unknown", echo=True),
         chat_line("range", temperature=-1),
         "garbage",
         chat_line("good"),
@@ -114,8 +117,8 @@ def test_bad_lines_stop_no_others(monkeypatch, source, target):
     assert len(lines) == 8
     by_id = {record["custom_id"]: record for record in lines if record["response"] is not None}
     assert by_id["unknown"]["response"]["status_code"] == 400
-    assert by_id["unknown"]["response"]["body"]["error"]["param"] == "top_q"
-    assert "'top_q'" in by_id["unknown"]["error"]["message"]
+    assert by_id["unknown"]["response"]["body"]["error"]["param"] == "echo"
+    assert "echo" in by_id["unknown"]["error"]["message"]
     assert by_id["range"]["response"]["body"]["error"]["param"] == "temperature"
     assert by_id["long"]["response"]["status_code"] == 400
     assert by_id["fails"]["response"]["status_code"] == 500
@@ -150,6 +153,59 @@ def test_overwrite(monkeypatch, source, target):
     assert "--overwrite" in result.stderr
     assert run("run-batch", "-i", source, "-o", target, "--overwrite").exit_code == 0
     assert list(read(target)) == ["a"]
+
+
+def test_failures_of_the_engine_are_repeated(monkeypatch, source, target):
+    use_engine(monkeypatch, reply)
+    write(source, chat_line("a", "boom"), chat_line("b"), chat_line("c", temperature=-1))
+    assert "1 answered, 2 failed" in run("run-batch", "-i", source, "-o", target).stderr
+    assert "0 answered, 1 failed, 2 done before" in run("run-batch", "-i", source, "-o", target).stderr
+    lines = [json.loads(line)["custom_id"] for line in target.read_text().splitlines()]
+    assert sorted(lines) == ["a", "a", "b", "c"]
+
+
+@pytest.mark.parametrize("broken", ["batch_request.BodyReader.read", "batch_response.ResponseWriter.write"])
+def test_unforeseen_errors_stop_no_others(monkeypatch, caplog, source, target, broken):
+    use_engine(monkeypatch, reply)
+    owner, _, name = f"trivium.cli.{broken}".rpartition(".")
+    method = pkgutil.resolve_name(f"trivium.cli.{broken}")
+    calls = itertools.count()
+
+    def fail_first(*args):
+        if next(calls) == 0:
+            raise ZeroDivisionError("by accident")
+        return method(*args)
+
+    monkeypatch.setattr(f"{owner}.{name}", fail_first)
+    write(source, chat_line("a"), chat_line("b"))
+    result = run("run-batch", "-i", source, "-o", target)
+    assert result.exit_code == 0
+    assert "1 answered, 1 failed" in result.stderr
+    (failure,) = [record for record in read(target).values() if record["error"]]
+    assert failure["response"]["status_code"] == 500
+    assert failure["error"]["message"] == "ZeroDivisionError: by accident"
+    (record,) = caplog.records
+    assert record.exc_info[0] is ZeroDivisionError
+
+
+def test_requests_from_a_pipe(monkeypatch, tmp_path, target):
+    use_engine(monkeypatch, reply)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=write, args=(pipe, chat_line("a"), chat_line("b")))
+    writer.start()
+    result = run("run-batch", "-i", pipe, "-o", target)
+    writer.join()
+    assert "2 answered, 0 failed" in result.stderr
+    assert sorted(read(target)) == ["a", "b"]
+
+
+def test_full_disk(monkeypatch, source):
+    use_engine(monkeypatch, reply)
+    write(source, chat_line("a"))
+    result = run("run-batch", "-i", source, "-o", "/dev/full")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == "trivium: error: No space left on device"
 
 
 def test_same_file(source):

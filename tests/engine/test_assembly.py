@@ -120,6 +120,32 @@ def test_template_of_the_model(loaded):
         assert engine.chat_template.source == "{{ bos_token }}"
 
 
+def no_loading(*given):
+    raise AssertionError("the model is loaded")
+
+
+@pytest.mark.parametrize("template", ["{{ x", "{% if %}", "no-such-file.jinja"])
+def test_wrong_template_is_known_before_the_model_is_loaded(loaded, monkeypatch, template):
+    monkeypatch.setattr(assembly, "load_decoder", no_loading)
+    with pytest.raises(ConfigError, match="chat_template must"):
+        load(chat_template=template)
+
+
+def test_wrong_instruction_set_is_known_before_the_model_is_loaded(loaded, monkeypatch):
+    def instruction_set():
+        raise ValueError("TRIVIUM_ISA must be one of portable on this CPU, got 'bogus'")
+
+    monkeypatch.setattr(trivium._native, "instruction_set", instruction_set)
+    monkeypatch.setattr(assembly, "load_decoder", no_loading)
+    with pytest.raises(ConfigError, match="TRIVIUM_ISA must be"):
+        load()
+
+
 def test_cache_that_cannot_be_allocated(loaded):
     with pytest.raises(ConfigError, match="smaller kv_cache_memory"):
         load(num_kv_blocks=1001)
+
+
+def test_cache_of_too_many_blocks(loaded):
+    with pytest.raises(ConfigError, match="at most 16777216 blocks"):
+        load(kv_cache_memory=10**30)

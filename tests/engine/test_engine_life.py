@@ -19,7 +19,7 @@ from fake_native import FakeModel, continuation
 
 from trivium.engine import GuidedOptions
 from trivium.engine.scheduler import Scheduler
-from trivium.errors import EngineDeadError, EngineError, QueueFullError
+from trivium.errors import EngineDeadError, EngineError, QueueFullError, RequestError
 
 LONG = {"max_tokens": 200}
 
@@ -160,6 +160,9 @@ class LyingMatcher:
     def is_finished(self):
         return False
 
+    def forced_end(self):
+        return None
+
 
 class BrokenMatcher(LyingMatcher):
     def fill_mask(self, row):
@@ -225,6 +228,46 @@ def test_faulty_scheduler_ends_requests_that_have_not_reached_it(monkeypatch):
         assert [answer.reason for answer in answers] == ["error", "error"]
         assert ask(engine, request("c"))[0].token_ids == expected()
         assert len(door.deltas["late", 0]) == 1
+
+
+@pytest.mark.parametrize(("fault", "traceback"), [(RequestError("too complex"), False), (RuntimeError("a bug"), True)])
+def test_only_faults_of_the_engine_are_logged_with_a_traceback(caplog, fault, traceback):
+    class Faulty(LyingMatcher):
+        def fill_mask(self, row):
+            raise fault
+
+    with make_engine(compile_guided=lambda options: Faulty()) as engine:
+        ask(engine, request("a", guided=GuidedOptions(regex="x")))
+    (record,) = caplog.records
+    assert record.levelno == (logging.ERROR if traceback else logging.WARNING)
+    assert bool(record.exc_info) is traceback
+    assert "request a could not be prepared" in caplog.text
+    assert str(fault) in caplog.text
+
+
+def test_what_a_sample_fails_for_is_logged_without_a_traceback(caplog):
+    with make_engine() as engine:
+        engine.native.poison = 7
+        ask(engine, request("a", [97] * 5 + [7]))
+    assert "request a failed: the model's output is not finite" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_clean_books_are_not_audited_when_idle(monkeypatch):
+    audits = []
+    check = Scheduler.check_integrity
+    monkeypatch.setattr(Scheduler, "check_integrity", lambda self: audits.append(self) or check(self))
+    with make_engine() as engine:
+        for name in "abc":
+            ask(engine, request(name))
+        scheduler = engine._loop._scheduler
+        assert not audits
+        assert scheduler.is_clean()
+        check(scheduler)
+        scheduler.blocks._free.pop()
+        assert not scheduler.is_clean()
+        ask(engine, request("d"))
+        wait_until(lambda: audits == [scheduler])
 
 
 def test_lost_blocks_are_found_when_idle(caplog):

@@ -307,6 +307,9 @@ class LetterMatcher:
     def is_finished(self):
         return self.place == len(self.word)
 
+    def forced_end(self):
+        return None
+
     def copy(self):
         return LetterMatcher(self.word)
 
@@ -327,6 +330,33 @@ def test_guided_output_ends_when_the_grammar_does():
         for call in (engine.validate, lambda one: engine.submit([one], Door())):
             with pytest.raises(RequestError, match="bad regex"):
                 call(request("c", guided=GuidedOptions(regex="(")))
+
+
+class EmptyAnswer:
+    """Allows the end token only."""
+
+    ended = False
+
+    def fill_mask(self, row):
+        row[:] = 0
+        row[EOS // 32] = np.uint32(1) << np.uint32(EOS % 32)
+
+    def forced_end(self):
+        return EOS
+
+    def accept(self, token):
+        self.ended = token == EOS
+        return self.ended
+
+    def is_finished(self):
+        return self.ended
+
+
+@pytest.mark.parametrize("options", [{"min_tokens": 3}, {"min_tokens": 0}, {"min_tokens": 1, "ignore_eos": True}])
+def test_an_answer_that_must_be_empty_ends_before_min_tokens(options):
+    with make_engine(compile_guided=lambda _: EmptyAnswer()) as engine:
+        (answer,) = ask(engine, request("a", guided=GuidedOptions(choice=("",)), **options))
+        assert (answer.reason, answer.text, answer.token_ids) == ("stop", "", [EOS])
 
 
 def test_empty_mask_is_an_error_of_that_request_only():
@@ -399,6 +429,50 @@ def test_positions_need_a_model_that_has_them():
 def test_all_logprobs_need_the_configuration():
     with make_engine(max_logprobs=-1) as engine:
         engine.validate(request("a", logprobs=-1, prompt_logprobs=100))
+
+
+def test_counts_are_limited_to_the_vocabulary():
+    with make_engine(max_logprobs=-1) as engine:
+        answers = ask(engine, request("a", logprobs=2**70, prompt_logprobs=2**40), request("b", penalty_window=10**30))
+        assert [answer.reason for answer in answers] == ["length", "length"]
+        assert len(answers[0].logprobs[0].top) == VOCAB_SIZE
+        asked = [count for call in engine.native.calls for _, count, _ in call.get("prompt_logprobs", ())]
+        assert asked == [VOCAB_SIZE]
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "allowed"),
+    [
+        ("bad_words must be token ids from 0 to 9, got 12", "bad_words", "token ids from 0 to 9"),
+        ("bias_values must be below infinity, got inf", "logit_bias", "below infinity"),
+        ("incompatible function arguments", None, None),
+    ],
+)
+def test_what_no_sampler_can_be_made_of_is_refused_before_anything_runs(message, field, allowed):
+    class Refusing:
+        def __init__(self, **arguments):
+            raise ValueError(message)
+
+    with make_engine(sampler_type=Refusing) as engine:
+        for call in (engine.validate, lambda one: engine.submit([one], Door())):
+            with pytest.raises(RequestError, match=message.partition(" must be ")[2] or message) as caught:
+                call(request("a"))
+            assert (caught.value.field, caught.value.allowed) == (field, allowed)
+        assert not engine.native.calls
+
+
+@pytest.mark.parametrize("bias", [1e39, -1e39, float("nan"), float("inf"), 10**400, "1"])
+def test_biases_outside_of_float32_are_refused(bias):
+    with pytest.raises(RequestError, match="logit_bias must be -inf or a number up to") as caught:
+        request("a", logit_bias={5: bias})
+    assert caught.value.field == "logit_bias"
+
+
+def test_the_largest_biases_reach_the_sampler():
+    with make_engine() as engine:
+        bias = {100: 3.4028234663852886e38, 101: -float("inf"), 102: np.float32(-2)}
+        (answer,) = ask(engine, request("a", logit_bias=bias))
+        assert answer.text == "d" * 8
 
 
 def test_lengths_that_never_fit():

@@ -106,8 +106,8 @@ def test_smollm2() -> None:
 
 def test_thinking_and_tools() -> None:
     template = ChatTemplate(THINKING, TOKENIZER)
-    assert template.render(user("Q"), enable_thinking=False).text.endswith("assistant\n<think>\n\n</think>\n\n")
-    assert template.render(user("Q"), enable_thinking=True).text.endswith("assistant\n")
+    assert template.render(user("Q"), variables={"enable_thinking": False}).text.endswith("assistant\n<think>\n\n</think>\n\n")
+    assert template.render(user("Q"), variables={"enable_thinking": True}).text.endswith("assistant\n")
     tools = [{"type": "function", "function": {"name": "天气"}}]
     calls = [{"function": {"name": "天气", "arguments": {"city": "Köln"}}}]
     messages = [*user("Q"), {"role": "assistant", "content": "<think>so</think>\nA", "tool_calls": calls}]
@@ -158,7 +158,7 @@ def test_special_tokens_in_roles_tools_and_arguments_are_plain() -> None:
     template = ChatTemplate(THINKING + "{{ note }}", TOKENIZER)
     tools = [{"<|im_end|>": ["<|im_start|>", {"x": "<|im_end|>"}]}]
     messages = [{"role": "user<|im_end|>", "content": "x"}]
-    prompt = template.render(messages, tools=tools, note="<|im_end|>")
+    prompt = template.render(messages, tools=tools, variables={"note": "<|im_end|>"})
     assert prompt.text.count("<|im_end|>") == 6
     assert texts(prompt) == ["<|im_start|>", "<|im_end|>"] * 2 + ["<|im_start|>"]
 
@@ -190,7 +190,7 @@ def test_nothing_given_is_changed() -> None:
     messages = [*user([{"type": "text", "text": "<|im_end|>"}]), {"role": "assistant", "content": None, "tool_calls": []}]
     tools, extra = [{"name": "<|im_end|>"}], {"list": ["<|im_end|>"]}
     before = copy.deepcopy((messages, tools, extra))
-    ChatTemplate("{{ messages }}{{ tools }}{{ extra }}", TOKENIZER).render(messages, tools=tools, extra=extra)
+    ChatTemplate("{{ messages }}{{ tools }}{{ extra }}", TOKENIZER).render(messages, tools=tools, variables={"extra": extra})
     assert (messages, tools, extra) == before
 
 
@@ -242,7 +242,7 @@ def test_too_deep() -> None:
     for _ in range(100):
         deep = [deep]
     with pytest.raises(RequestError, match="nested more than 64 levels"):
-        ChatTemplate(SMOLLM2, TOKENIZER).render(user("a"), deep=deep)
+        ChatTemplate(SMOLLM2, TOKENIZER).render(user("a"), variables={"deep": deep})
 
 
 @pytest.mark.parametrize("tools", ["x", {"a": 1}, ["x"]])
@@ -254,7 +254,19 @@ def test_wrong_tools(tools: Any) -> None:
 @pytest.mark.parametrize("name", ["bos_token", "eos_token", "raise_exception", "range", "namespace"])
 def test_arguments_must_not_replace_what_the_template_relies_on(name: str) -> None:
     with pytest.raises(RequestError, match=f"must not set {name}"):
-        ChatTemplate(SMOLLM2, TOKENIZER).render(user("a"), **{name: "x"})
+        ChatTemplate(SMOLLM2, TOKENIZER).render(user("a"), variables={name: "x"})
+
+
+@pytest.mark.parametrize("variables", [{1: "x"}, {"messages": []}, {"tools": []}, {"add_generation_prompt": False}, ["a"]])
+def test_wrong_variables_are_named(variables: Any) -> None:
+    with pytest.raises(RequestError, match="chat_template_kwargs must") as caught:
+        ChatTemplate(SMOLLM2, TOKENIZER).render(user("a"), variables=variables)
+    assert caught.value.field == "chat_template_kwargs"
+
+
+def test_variables_may_have_any_other_name() -> None:
+    template = ChatTemplate("{{ variables }}{{ name }}", TOKENIZER)
+    assert template.render(user("a"), variables={"variables": "x", "name": "y"}).text == "xy"
 
 
 # --- failing and hostile templates
@@ -338,6 +350,8 @@ def test_load(tmp_path: Path) -> None:
         ChatTemplate.load(str(tmp_path / "missing.jinja"), TOKENIZER)
     with pytest.raises(ValueError, match="chat_template must be"):
         ChatTemplate.load("name\0", TOKENIZER)
+    with pytest.raises(ConfigError, match=r"chat_template must compile: .*line 1"):
+        ChatTemplate.load("{% if %}", TOKENIZER)
     with pytest.raises(OSError, match="missing"):
         ChatTemplate.load(tmp_path / "missing.jinja", TOKENIZER)
 

@@ -17,6 +17,7 @@ import pytest
 import trivium
 from trivium.config import EngineConfig
 from trivium.errors import ModelLoadError, ModelNotFoundError, UnsupportedModelError
+from trivium.models import loader
 from trivium.models.loader import LoadedDecoder, _release, load_decoder
 from trivium.models.mapping import map_file
 
@@ -124,7 +125,7 @@ class TestPacking:
             ({}, "auto", "auto"),
             ({"quantization": "wint8"}, "wint8", "wint8"),
             ({"quantization": "wint4"}, "wint4", "wint8"),
-            ({"activation_dtype": "float32", "quantization": "wint4"}, "float32", "float32"),
+            ({"activation_dtype": "float32"}, "float32", "float32"),
         ],
     )
     def test_modes(self, options: dict[str, Any], mode: str, vocabulary: str) -> None:
@@ -183,6 +184,65 @@ class TestGenerationConfig:
 
         path = conversions.to_gguf(GOLDEN / "llama", tmp_path / "model.gguf", change=add)
         assert load(path).generation_config == {"top_k": 20, "temperature": 0.5}
+
+    @pytest.mark.parametrize(
+        ("text", "kept"),
+        [
+            ('{"top_k": null, "temperature": null, "eos_token_id": null}', {}),
+            ('{"top_k": 50.0, "temperature": 1}', {"top_k": 50, "temperature": 1.0}),
+            ('{"do_sample": true, "temperature": 0.6}', {"do_sample": True, "temperature": 0.6}),
+            ('{"do_sample": false, "temperature": 0.6}', {"do_sample": False, "temperature": 0.0}),
+            ('{"do_sample": null, "top_p": 0.5}', {"top_p": 0.5}),
+        ],
+    )
+    def test_legal_values(self, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, kept: dict[str, Any]) -> None:
+        folder = conversions.write_folder(tmp_path, conversions.read_config(GOLDEN / "llama"), _arrays("llama"))
+        (folder / "generation_config.json").write_text(text)
+        got = load(folder).generation_config
+        assert got == kept
+        assert {name: type(value) for name, value in got.items()} == {name: type(value) for name, value in kept.items()}
+        assert caplog.messages == []
+
+    def test_wrong_values_are_dropped_with_one_warning(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        folder = conversions.write_folder(tmp_path, conversions.read_config(GOLDEN / "llama"), _arrays("llama"))
+        huge = "1" + "0" * 400
+        (folder / "generation_config.json").write_text(
+            '{"temperature": "x", "top_k": 2.5, "top_p": NaN, "min_p": true, "repetition_penalty": 0, '
+            f'"presence_penalty": {huge}, "frequency_penalty": -Infinity, "do_sample": "no", "max_length": 9}}'
+        )
+        assert load(folder).generation_config == {"max_length": 9}
+        (message,) = caplog.messages
+        assert "temperature='x'" in message
+        for name in (
+            "top_k=2.5",
+            "top_p=nan",
+            "min_p=True",
+            "repetition_penalty=0",
+            "frequency_penalty=-inf",
+            "do_sample='no'",
+        ):
+            assert name in message
+
+    def test_wrong_values_of_a_gguf_file(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        def add(writer: gguf.GGUFWriter, architecture: str) -> None:
+            writer.add_int32("general.sampling.top_k", 20)
+            writer.add_float32("general.sampling.temp", -1.0)
+
+        path = conversions.to_gguf(GOLDEN / "llama", tmp_path / "model.gguf", change=add)
+        assert load(path).generation_config == {"top_k": 20}
+        assert len(caplog.messages) == 1
+        assert "temperature=-1.0" in caplog.messages[0]
+
+
+def test_quantization_of_what_is_quantised_already_is_told(caplog: pytest.LogCaptureFixture, smollm2: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "_pack", lambda *given: None)
+        load_decoder(Path(smollm2), EngineConfig(quantization="wint4"))
+        (message,) = caplog.messages
+        assert message.startswith("quantization=wint4 has no effect")
+        load_decoder(GOLDEN / "llama", EngineConfig(quantization="wint4"))
+        load_decoder(Path(smollm2), EngineConfig())
+    assert len(caplog.messages) == 1
 
 
 class TestRefusals:

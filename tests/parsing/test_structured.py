@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import threading
@@ -11,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trivium.engine.sampling import GuidedOptions
 from trivium.errors import ConfigError, RequestError
+from trivium.parsing import structured
 from trivium.parsing.structured import GuidedCompiler, GuidedMatcher
 
 ENDS = (0, 1)
@@ -393,3 +395,100 @@ def test_many_threads_may_compile_at_once() -> None:
         thread.join()
     assert len(masks) == 8
     assert all(mask == masks[0] for mask in masks)
+
+
+class ToolTokenizer(SmallTokenizer):
+    """Added tokens that are not marked as special, one of them written like one; merges of its parts make it, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner.add_tokens([AddedToken("<tool_call>", normalized=False), AddedToken("??", normalized=False)])
+
+    def to_json(self) -> str:
+        content = json.loads(super().to_json())
+        vocab = content["model"]["vocab"]
+        vocab |= {token["content"]: token["id"] for token in content["added_tokens"]}
+        vocab["<tool_call"] = len(vocab)
+        content["model"]["merges"].append(["<tool_call", ">"])
+        return json.dumps(content)
+
+
+SPECIAL_TEXTS = [
+    GuidedOptions(choice=("a<end>b",)),
+    GuidedOptions(choice=("<other>x",)),
+    GuidedOptions(choice=("ok <tool_call>x??",)),
+    GuidedOptions(json={"const": {"html": "<turn>"}}),
+    GuidedOptions(json={"enum": ["<other>"]}),
+    GuidedOptions(grammar='start: "<tool_call>" /[0-9]/ "<end>"'),
+]
+
+
+@pytest.mark.parametrize("options", SPECIAL_TEXTS)
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, ToolTokenizer()])
+def test_texts_of_special_tokens_are_spelt_with_ordinary_tokens(tokenizer: SmallTokenizer, options: GuidedOptions) -> None:
+    size = len(json.loads(tokenizer.to_json())["model"]["vocab"])
+    compiler = GuidedCompiler(tokenizer, size, ENDS)
+    special = {
+        i for i in range(tokenizer.vocab_size) if str(tokenizer.inner.id_to_token(i)).startswith("<") and i != token("<")
+    }
+    for seed in range(5):
+        matcher, rng, tokens = compiler.compile(options), random.Random(seed), []
+        while not matcher.is_finished():
+            row: NDArray[np.uint32] = np.zeros(-(-size // 32), np.uint32)
+            matcher.fill_mask(row)
+            choices = [int(i) for i in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))]
+            tokens.append(rng.choice(choices))
+            assert matcher.accept(tokens[-1])
+        if tokens[-1] in ENDS:
+            tokens.pop()
+        assert not special.intersection(tokens)
+        text = tokenizer.inner.decode(tokens, skip_special_tokens=False)
+        if options.choice is not None:
+            assert text in options.choice
+        elif options.grammar is not None:
+            assert re.fullmatch("<tool_call>[0-9]<end>", text)
+        else:
+            assert json.loads(text) in ({"html": "<turn>"}, "<other>")
+
+
+def test_where_only_an_end_token_may_come_it_is_named() -> None:
+    matcher = COMPILER.compile(GuidedOptions(choice=("",)))
+    assert allowed(matcher) == list(ENDS)
+    assert matcher.forced_end() == ENDS[0]
+    matcher = COMPILER.compile(GuidedOptions(choice=("", "a")))
+    assert len(allowed(matcher)) == 3
+    assert matcher.forced_end() is None
+    matcher = GuidedCompiler(TOKENIZER, VOCAB_SIZE, []).compile(GuidedOptions(choice=("",)))
+    assert allowed(matcher) == []
+    assert matcher.forced_end() is None
+
+
+def test_a_grammar_is_compiled_once_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    build = structured._build
+    monkeypatch.setattr(structured, "_build", lambda tokenizer, grammar: built.append(grammar) or build(tokenizer, grammar))
+    monkeypatch.setattr(structured, "_MAX_COMPILED", 2)
+    compiler = GuidedCompiler(TOKENIZER, VOCAB_SIZE, ENDS)
+    first = compiler.compile(GuidedOptions(regex="ab"))
+    consume(first, "a")
+    second = compiler.compile(GuidedOptions(regex="ab"))
+    assert allowed(second) == [token("a")]
+    assert len(built) == 1
+    for regex, count in (("c", 2), ("ab", 2), ("d", 3), ("ab", 3), ("c", 4)):
+        compiler.compile(GuidedOptions(regex=regex))
+        assert len(built) == count, regex
+    assert allowed(first) == [token("b")]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_may_compile_whatever_the_parent_was_doing() -> None:
+    compiler = GuidedCompiler(TOKENIZER, VOCAB_SIZE, ENDS)
+    compiler.compile(GuidedOptions(regex="a"))
+    with compiler._lock, structured._stack_lock:
+        pid = os.fork()
+        if pid == 0:
+            free = not compiler._lock.locked() and not structured._stack_lock.locked()
+            if free:
+                compiler.compile(GuidedOptions(regex="ab"))
+            os._exit(0 if free else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

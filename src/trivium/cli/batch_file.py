@@ -16,6 +16,8 @@ from trivium.errors import ConfigError
 
 __all__ = ["BatchLine", "Results", "count_lines", "read_lines"]
 
+_RESULT_START = b'{"id": "batch_req_'  # how every line of the results begins
+
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
@@ -74,14 +76,15 @@ class Results:
     """The file of results. A context manager; each result is one whole line, written and flushed at once.
 
     A file that is there is continued unless it is to be overwritten: `has` tells what it holds, and a last line that was cut
-    short by a crash is removed. Raises `ConfigError` for a file that holds anything but results.
+    short by a crash is removed. Failures that another try may mend (429 and 5xx) do not count as held. A device or a pipe
+    holds nothing. Raises `ConfigError` for a file that holds anything but results.
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self._path = path
         self._done: set[str] = set()
         self._faulty: set[int] = set()
-        if not overwrite and path.exists():
+        if not overwrite and path.is_file():
             self._resume()
         try:
             self._file: BinaryIO = path.open("wb" if overwrite else "ab")
@@ -122,7 +125,7 @@ class Results:
         try:
             with self._path.open("rb") as file:
                 for number, line in enumerate(file, 1):
-                    if not line.endswith(b"\n"):
+                    if not line.endswith(b"\n") and (line.startswith(_RESULT_START) or _RESULT_START.startswith(line)):
                         break
                     self._note(number, line)
                     whole += len(line)
@@ -137,9 +140,14 @@ class Results:
             error, custom_id = record["error"], record["custom_id"]
             if error is not None and "line" in error:
                 self._faulty.add(error["line"])
-            else:
+            elif not _is_passing(record["response"]["status_code"]):
                 self._done.add(custom_id)
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
                 f"{self._path}: line {number} is no result of run-batch; --overwrite replaces the file"
             ) from error
+
+
+def _is_passing(status: int) -> bool:
+    """Whether a request that failed with this HTTP status may succeed when it is sent again."""
+    return status == 429 or status >= 500

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +22,11 @@ __all__ = ["CHAT", "COMPLETIONS", "BodyReader", "OpenAIRequest"]
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
+log = logging.getLogger(__name__)
+
 _COMPLETION_TOKENS = 16  # of a completion without max_tokens, as OpenAI has it
 _MAX_SAMPLES = 128
+_MAX_ID_DIGITS = 10  # of a token id; Python refuses to read a number of thousands of digits
 
 # Sampling fields with the engine's own name; None stands for the model's default, else for this one.
 _DEFAULTS: dict[str, Any] = {
@@ -50,6 +55,7 @@ _SHARED = {
     "logit_bias",
     "seed",
     "n",
+    "best_of",
     "logprobs",
     "response_format",
     "stream",
@@ -57,6 +63,17 @@ _SHARED = {
 _FIELDS = {
     CHAT: _SHARED | {"messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "chat_template_kwargs"},
     COMPLETIONS: _SHARED | {"prompt"},
+}
+_KNOWN = _FIELDS[CHAT] | _FIELDS[COMPLETIONS]
+
+# OpenAI's fields that would change the answer and cannot be honoured: what they may be is what has no effect.
+_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "echo": (False,),
+    "suffix": ("",),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
 }
 
 
@@ -79,20 +96,20 @@ class BodyReader:
     def __init__(self, engine: Engine, reasoning: ReasoningParser | None = None) -> None:
         self._engine = engine
         self._reasoning = reasoning
+        self._ignored: set[str] = set()
 
     def read(self, kind: str, body: Mapping[str, Any], request_id: str) -> OpenAIRequest:
         """Check a body and make its requests, whose ids begin with `request_id`.
 
-        Null counts as not given. Raises `RequestError` naming the field, for unknown fields, too.
+        Null counts as not given. Unknown fields are ignored, and logged the first time. Raises `RequestError` naming the field.
         """
-        for name in body:
-            if name not in _FIELDS[kind]:
-                raise RequestError(f"unknown field {name!r} of {kind}", field=name, allowed="a known field", value=body[name])
         given = {name: value for name, value in body.items() if value is not None}
+        self._check_names(kind, given)
         if given.get("stream", False) is not False:
             raise RequestError.out_of_range("stream", "false in a batch", given["stream"])
         sampling = _read_sampling(kind, given, self._engine.model_info.generation_defaults)
         n = _integer(given, "n", 1, _MAX_SAMPLES) or 1
+        _integer(given, "best_of", 1, n)  # the best of no more than all of them: all
         tools = _read_tools(given)
         prompts = self._conversation(given, tools) if kind == CHAT else self._prompts(given)
         requests = tuple(
@@ -110,6 +127,20 @@ class BodyReader:
             self._engine.validate(request)
         return OpenAIRequest(kind, requests, has_tools=bool(tools))
 
+    def _check_names(self, kind: str, given: Mapping[str, Any]) -> None:
+        for name in given:
+            if name in _FIELDS[kind]:
+                continue
+            if name in _KNOWN:
+                raise RequestError(f"{name!r} is no field of {kind}", field=name, value=given[name])
+            if name in _WITHOUT_EFFECT:
+                if given[name] not in _WITHOUT_EFFECT[name]:
+                    allowed = " or ".join(json.dumps(value) for value in _WITHOUT_EFFECT[name])
+                    raise RequestError.out_of_range(name, allowed, given[name])
+            elif name not in self._ignored:
+                self._ignored.add(name)
+                log.warning("unknown field %.80r of %s: ignored", name, kind)
+
     def _conversation(self, given: Mapping[str, Any], tools: Any) -> list[tuple[list[int], bool | None]]:
         template = self._engine.chat_template
         if template is None:
@@ -117,7 +148,7 @@ class BodyReader:
         if "messages" not in given:
             raise RequestError("messages must be given", field="messages", allowed="a list of messages")
         variables = _typed(given, "chat_template_kwargs", dict, "an object") or {}
-        rendered = template.render(given["messages"], tools=tools, **variables)
+        rendered = template.render(given["messages"], tools=tools, variables=variables)
         thinking = None if self._reasoning is None else self._reasoning.prompt_opens_thought(rendered.text)
         return [(rendered.tokens(self._engine.tokenizer), thinking)]
 
@@ -180,7 +211,7 @@ def _stop(given: Mapping[str, Any]) -> tuple[str, ...]:
 def _logit_bias(given: Mapping[str, Any]) -> dict[int, float]:
     bias = _typed(given, "logit_bias", dict, "an object of token ids and numbers") or {}
     for token, value in bias.items():
-        if not token.isdecimal() or not (_is_number(value) and -100 <= value <= 100):
+        if not (token.isdecimal() and len(token) <= _MAX_ID_DIGITS) or not (_is_number(value) and -100 <= value <= 100):
             raise RequestError.out_of_range("logit_bias", "an object of token ids and numbers from -100 to 100", bias)
     return {int(token): float(value) for token, value in bias.items()}
 

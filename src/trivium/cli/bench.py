@@ -24,6 +24,8 @@ __all__ = ["command"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_MAX_NUM_SEQS = 4096  # the most that EngineConfig allows
+
 _NOT_HERE = (
     "seed",
     "enable_prefix_caching",
@@ -86,7 +88,7 @@ def latency(
 
     TTFT is the time to an answer's first token, TPOT the mean time of each further token.
     """
-    flags["max_num_seqs"] = flags["max_num_seqs"] or batch_size
+    flags["max_num_seqs"] = flags["max_num_seqs"] or min(batch_size, _MAX_NUM_SEQS)  # the rest waits
     with _open(flags, batch_size) as engine:
         draw = random.Random(seed)
         runs: list[list[Timing]] = []

@@ -76,12 +76,13 @@ class Chat:
 
     def take(self, line: str) -> bool:
         """Handle a line of input; False if it ends the program."""
-        if not line.strip():
+        words = line.strip()
+        if not words:
             return True
-        if not line.startswith("/"):
+        if not words.startswith("/"):
             self._answer(line)
             return True
-        name, _, argument = line.strip().partition(" ")
+        name, _, argument = words.partition(" ")
         if name in ("/exit", "/quit"):
             return False
         if name == "/help":

@@ -59,12 +59,12 @@ def _find(name: str, *, required: bool) -> Path | None:
 
 def _machine(config: EngineConfig) -> dict[str, Any]:
     from trivium import _native
-    from trivium.engine.machine import available_memory, usable_cores
+    from trivium.engine.machine import available_memory, instruction_set, usable_cores
 
     return {
         "processor": platform.machine(),
         "instruction_sets": _native.available_instruction_sets(),
-        "instruction_set": _native.instruction_set(),
+        "instruction_set": instruction_set(),
         "cores": usable_cores(),
         "num_threads": config.num_threads or usable_cores(),
         "available_memory_bytes": available_memory(),

@@ -43,7 +43,10 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in self._modules.items()])
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run, and end the process: 0, 1 for an error of Trivium (a line on stderr), 2 for a wrong use, 130 if interrupted."""
+        """Run, and end the process.
+
+        The exit code is 0; 1 for an error of Trivium or the system (a line on stderr), 2 for a wrong use, 130 if interrupted.
+        """
         sys.exit(self._run(*args, **{**kwargs, "standalone_mode": False}))
 
     def _run(self, *args: Any, **kwargs: Any) -> int:
@@ -57,6 +60,10 @@ class LazyGroup(click.Group):
         except TriviumError as error:
             click.echo(f"trivium: error: {error}", err=True)
             return 1
+        except OSError as error:
+            click.echo(f"trivium: error: {_in_words(error)}", err=True)
+            _drop_unwritable_output()
+            return 1
         return code if isinstance(code, int) else 0
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -64,10 +71,23 @@ class LazyGroup(click.Group):
             result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            # Whoever read the output has gone. What is still buffered must not raise again when the interpreter ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_unwritable_output()  # whoever read it has gone
             raise click.exceptions.Exit(_BROKEN_PIPE) from None
         return result
+
+
+def _in_words(error: OSError) -> str:
+    """What the system says, and of which file, without the number of the error."""
+    words = error.strerror or str(error)
+    return words if error.filename is None else f"{error.filename}: {words}"
+
+
+def _drop_unwritable_output() -> None:
+    """If stdout takes no more, let what is buffered vanish, so that it does not raise again when the interpreter ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from trivium.engine.outputs import OutputDelta
 
 __all__ = ["BatchRun", "command"]
+
+log = logging.getLogger(__name__)
 
 
 @click.command("run-batch", cls=EngineCommand)
@@ -49,7 +52,7 @@ def command(source: Path, target: Path, overwrite: bool, **flags: Any) -> None:
     Lines hold custom_id, method POST, url /v1/chat/completions or /v1/completions, and body. A line that is wrong gets an error
     in the results and stops no other. Run again after a crash, it goes on with what is missing.
     """
-    if target.exists() and source.samefile(target):
+    if target.is_file() and source.samefile(target):
         raise click.UsageError("--input and --output are the same file")
     config = read_config(flags)
     from tqdm import tqdm
@@ -59,7 +62,8 @@ def command(source: Path, target: Path, overwrite: bool, **flags: Any) -> None:
 
     with Results(target, overwrite=overwrite) as results, open_engine(config) as engine:
         start = time.monotonic()
-        with tqdm(total=count_lines(source), desc="Requests", unit="request", disable=None, dynamic_ncols=True) as bar:
+        total = count_lines(source) if source.is_file() else None  # a pipe can be read only once
+        with tqdm(total=total, desc="Requests", unit="request", disable=None, dynamic_ncols=True) as bar:
             run = BatchRun(engine, results, on_result=lambda: bar.update(1))
             run.answer(read_lines(source))
     click.echo(f"{run.summary()}, {time.monotonic() - start:.1f} s", err=True)
@@ -128,6 +132,9 @@ class BatchRun:
         except EngineError as error:
             self._fail(line, request_id, error)
             return
+        except Exception as error:  # one line's fault, whatever it is, stops no other
+            self._break(line, request_id, error)
+            return
         job = _Job(line, request_id, asked, [[] for _ in range(asked.num_samples)], asked.num_samples)
         first = 0
         for request in asked.requests:
@@ -162,8 +169,18 @@ class BatchRun:
         if job.error is not None:
             self._fail(job.line, job.request_id, job.error)
             return
-        self._results.answer(job.line, job.request_id, self._writer.write(job.asked, job.samples))
+        try:
+            body = self._writer.write(job.asked, job.samples)
+        except Exception as error:  # as in _start
+            self._break(job.line, job.request_id, error)
+            return
+        self._results.answer(job.line, job.request_id, body)
         self._count(failed=False)
+
+    def _break(self, line: BatchLine, request_id: str, error: Exception) -> None:
+        """Log an error that nobody foresaw, with its traceback, and write it as the line's result."""
+        log.error("line %d of the batch failed", line.number, exc_info=error)
+        self._fail(line, request_id, EngineError(f"{type(error).__name__}: {error}"))
 
     def _fail(self, line: BatchLine, request_id: str, error: Exception) -> None:
         from trivium.cli.batch_response import error_body

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trivium.config import EngineConfig
+from trivium.config import MAX_KV_BLOCKS, EngineConfig
 from trivium.engine.engine import ModelInfo
 from trivium.engine.kv_budget import KvBudget, kv_cache_dtype, plan_kv_blocks
-from trivium.engine.machine import available_memory, usable_cores
+from trivium.engine.machine import available_memory, instruction_set, usable_cores
 from trivium.errors import ConfigError
 from trivium.models.catalogue import resolve_model
-from trivium.models.chat_template import ChatTemplate, find_template
+from trivium.models.chat_template import ChatTemplate, find_template, read_template
 from trivium.models.loader import LoadedDecoder, load_decoder
 from trivium.models.tokenizer import Tokenizer
 from trivium.parsing.structured import GuidedCompiler
@@ -27,6 +27,9 @@ def assemble(config: EngineConfig, progress: Callable[[int, int], None] | None =
     """Keyword arguments of `NativeEngine`. Raises `ModelLoadError` and its kinds, and `ConfigError`."""
     from trivium import _native
 
+    isa = instruction_set()
+    if config.chat_template is not None:
+        read_template(config.chat_template)  # a wrong one is known before minutes of packing
     path = resolve_model(config.model)
     _native.set_num_threads(config.num_threads or usable_cores())
     decoder = load_decoder(path, config, progress)
@@ -42,7 +45,7 @@ def assemble(config: EngineConfig, progress: Callable[[int, int], None] | None =
     )
     native = decoder.native
     log.info("model: %s (%s), %.1f MB of weights from %s", info.name, info.architecture, native.weight_bytes / 1e6, path)
-    log.info("threads: %d, instruction set: %s", _native.num_threads(), _native.instruction_set())
+    log.info("threads: %d, instruction set: %s", _native.num_threads(), isa)
     log.info("total_block_num: %d blocks of %d tokens, %.1f MB", budget.num_blocks, config.block_size, budget.nbytes / 1e6)
     log.info("max_model_len: %d tokens (the model's maximum is %d)", budget.max_model_len, decoder.spec.max_position)
     return {
@@ -65,6 +68,11 @@ def _allocate_cache(config: EngineConfig, decoder: LoadedDecoder) -> KvBudget:
         model_max_len=decoder.spec.max_position,
         available_memory=available_memory,
     )
+    if budget.num_blocks > MAX_KV_BLOCKS:
+        raise ConfigError(
+            f"the KV cache must have at most {MAX_KV_BLOCKS} blocks, got {budget.num_blocks}; give a smaller kv_cache_memory "
+            f"or a larger block_size"
+        )
     try:
         native.allocate_cache(budget.num_blocks, config.block_size, dtype)
     except MemoryError as error:

@@ -148,6 +148,10 @@ class BlockManager:
         self._free += self._reclaimable
         self._reclaimable.clear()
 
+    def is_clean(self) -> bool:
+        """Whether every block is free and no sequence is known."""
+        return not self.num_used and not (self._cache is not None and self._cache.sequences)
+
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Raise RuntimeError if the books disagree with what `sequences`, all those that may hold blocks, hold."""
         sequences = list(sequences)

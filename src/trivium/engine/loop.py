@@ -137,7 +137,7 @@ class EngineLoop:
             try:
                 self._prepare_sample(sample, chunk.sample)
             except Exception as error:
-                log.exception("request %s could not be prepared", sample.request.request_id)
+                _log_fault("request %s could not be prepared", sample, error)
                 failed.append((chunk, error))
         for chunk, fault in failed:
             plan.chunks.remove(chunk)
@@ -159,6 +159,10 @@ class EngineLoop:
             sample.sampler.force(sample.forced[0])
         if samples_now and sample.constrained and sample.matcher is not None:
             sample.mask_row = self._batch.add_mask(sample.matcher)
+            # A complete answer ends even before `min_tokens`, until when the sampler suppresses end tokens.
+            short = sample.num_output_tokens < sample.request.sampling.min_tokens
+            if short and not sample.forced and (end := sample.matcher.forced_end()) is not None:
+                sample.sampler.force(end)
 
     def _accept(self, plan: StepPlan, result: StepResult) -> None:
         now = self.last_step_time = time.monotonic()
@@ -182,7 +186,7 @@ class EngineLoop:
                     if chunk.drafts:  # the last token comes from the row after those of the drafts that it confirms
                         chunk.accepted = len(delta.token_ids)
             except Exception as error:
-                log.exception("request %s failed", sample.request.request_id)
+                _log_fault("request %s failed", sample, error)
                 failed.append((chunk, error))
         for chunk, _ in failed:  # what they computed may be wrong, and must not be offered to the prefix cache
             plan.chunks.remove(chunk)
@@ -270,6 +274,8 @@ class EngineLoop:
 
     def _check_idle(self) -> None:
         """With nothing to do, every block must be free. If the books are wrong, new ones are safe now."""
+        if self._scheduler.is_clean():
+            return
         try:
             self._scheduler.check_integrity()
         except RuntimeError:
@@ -278,6 +284,14 @@ class EngineLoop:
             self._scheduler.num_preemptions = old.num_preemptions
             self._scheduler.prefix_queries, self._scheduler.prefix_hits = old.prefix_queries, old.prefix_hits
             self._record(0, 0, 0)
+
+
+def _log_fault(message: str, sample: Sample, error: Exception) -> None:
+    """Log what ends a sample; with a traceback, unless it is an error that was raised on purpose and says what is wrong."""
+    if isinstance(error, EngineError):
+        log.warning(message + ": %s", sample.request.request_id, error)
+    else:
+        log.error(message, sample.request.request_id, exc_info=error)
 
 
 _loops: weakref.WeakSet[EngineLoop] = weakref.WeakSet()

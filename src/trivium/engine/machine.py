@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory, container limits included (control groups v1 and v2)."""
+"""What this process may use of the machine: cores, memory, instructions; container limits (control groups v1, v2) included."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["available_memory", "usable_cores"]
+from trivium.errors import ConfigError
+
+__all__ = ["available_memory", "instruction_set", "usable_cores"]
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -18,6 +20,16 @@ def usable_cores(*, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [quota for group in _groups("cpu", proc, cgroups) if (quota := _cpu_quota(group)) is not None]
     return max(1, min([affinity, *(math.ceil(quota) for quota in quotas)]))
+
+
+def instruction_set() -> str:
+    """The instruction set of the kernels. Raises `ConfigError` if `TRIVIUM_ISA` names one that this machine lacks."""
+    from trivium import _native
+
+    try:
+        return _native.instruction_set()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def available_memory(*, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:

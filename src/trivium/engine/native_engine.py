@@ -108,6 +108,7 @@ class NativeEngine(Engine):
 
     def validate(self, request: GenerationRequest) -> None:
         self._validator.check(request)
+        self._samplers.resolve(request.sampling)
         if request.sampling.guided is not None:
             self._compile_guided(request.sampling.guided)
 

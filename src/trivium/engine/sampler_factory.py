@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trivium.engine.sampling import SamplingOptions
+from trivium.errors import RequestError
 
 if TYPE_CHECKING:
     from trivium._native import Sampler
     from trivium.models.tokenizer import Tokenizer
 
 __all__ = ["SamplerFactory", "sample_seed"]
+
+
+_MAX_WINDOW = 2**31 - 1  # tokens; no text is longer
+
+# The sampler's arguments under their names in a request, where they differ.
+_FIELDS = {"suppressed": "stop_token_ids", "bias_ids": "logit_bias", "bias_values": "logit_bias"}
 
 
 def sample_seed(seed: int, index: int) -> int:
@@ -37,7 +44,19 @@ class SamplerFactory:
         self._eos_token_ids = eos_token_ids
 
     def resolve(self, sampling: SamplingOptions) -> dict[str, Any]:
-        """The sampler's arguments that all samples of a request share."""
+        """The sampler's arguments that all samples of a request share. RequestError if no sampler can be made of them."""
+        arguments = self._arguments(sampling)
+        try:
+            self.make(arguments, [], 0)
+        except (TypeError, ValueError) as error:
+            name, wrong, rest = str(error).partition(" must be ")
+            if not wrong:
+                raise RequestError(f"the sampling options cannot be used: {error}") from error
+            field = _FIELDS.get(name, name)
+            raise RequestError(f"{field} must be {rest}", field=field, allowed=rest.rpartition(", got ")[0]) from error
+        return arguments
+
+    def _arguments(self, sampling: SamplingOptions) -> dict[str, Any]:
         bias = sorted(sampling.logit_bias.items())
         return {
             "vocab_size": self._vocab_size,
@@ -48,13 +67,13 @@ class SamplerFactory:
             "repetition_penalty": sampling.repetition_penalty,
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
-            "penalty_window": sampling.penalty_window or 0,
+            "penalty_window": min(sampling.penalty_window or 0, _MAX_WINDOW),
             "min_tokens": sampling.min_tokens,
             "suppressed": np.array(self._suppressed(sampling), np.int32),
             "bad_words": self._bad_words(sampling),
             "bias_ids": np.array([token for token, _ in bias], np.int32),
             "bias_values": np.array([value for _, value in bias], np.float32),
-            "logprobs": -2 if sampling.logprobs is None else sampling.logprobs,
+            "logprobs": -2 if sampling.logprobs is None else min(sampling.logprobs, self._vocab_size),
             "logprobs_mode": sampling.logprobs_mode,
         }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Literal
 
 from trivium.errors import RequestError
@@ -16,6 +17,7 @@ __all__ = ["GuidedOptions", "LogprobsMode", "SamplingOptions"]
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 MAX_SEED = 2**64 - 1
+MAX_BIAS = (2 - 2**-23) * 2.0**127  # the largest float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,8 @@ class SamplingOptions:
                     raise RequestError.out_of_range(name, "non-empty lists of token ids", ids)
         for token, bias in self.logit_bias.items():
             _check_int("logit_bias", token, 0, None)
-            if math.isnan(bias) or bias == math.inf:
-                raise RequestError.out_of_range("logit_bias", "a number below infinity per token id", bias)
+            if not isinstance(bias, Real) or not (bias == -math.inf or abs(bias) <= MAX_BIAS):
+                raise RequestError.out_of_range("logit_bias", f"-inf or a number up to ±{MAX_BIAS:g} per token id", bias)
 
     @property
     def greedy(self) -> bool:

@@ -209,6 +209,10 @@ class Scheduler:
             heapq.heappush(self._deadlines, entry)
         return [sequence for _, _, sequence in late]
 
+    def is_clean(self) -> bool:
+        """Whether nothing is queued or runs and no block is held; takes the same time however many blocks there are."""
+        return not (self.running or self._waiting or self._samples) and self.blocks.is_clean()
+
     def check_integrity(self) -> None:
         """Raise RuntimeError naming what is inconsistent; once nothing is queued or runs, every block must be free."""
         waiting = self.waiting

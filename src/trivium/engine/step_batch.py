@@ -35,6 +35,7 @@ class StepBatch:
         self._table_rows: list[list[int]] = [[] for _ in range(max_num_seqs)]
         self._masks = np.zeros((0, -(-vocab_size // 32)), np.uint32)
         self._num_masks = 0
+        self._vocab_size = vocab_size
 
     def clear(self) -> None:
         """Forget the masks of the step before."""
@@ -123,7 +124,8 @@ class StepBatch:
                     place_rows = np.tile(plain_positions, (3, 1))
                 place_rows[:, first : first + length] = positions(sample, start, length)
             if (wanted := prompt_targets(sample, start, length)) is not None:
-                targets.append((i, sample.request.sampling.prompt_logprobs, wanted))
+                count = sample.request.sampling.prompt_logprobs
+                targets.append((i, None if count is None else min(count, self._vocab_size), wanted))
         options: dict[str, Any] = {"prompt_logprobs": targets, **embeddings.arguments()}
         if self._num_masks:
             options |= {"masks": self._masks[: self._num_masks], "mask_rows": mask_rows}

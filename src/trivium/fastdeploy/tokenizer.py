@@ -45,7 +45,7 @@ class ErnieBotTokenizer:
     ) -> str | list[int]:
         """The conversation as the model reads it: token ids, or text with `tokenize=False`. Raises `RequestError`."""
         rendered = required_template(self._chat_template).render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=kwargs
         )
         return rendered.tokens(self._tokenizer) if tokenize else rendered.text
 

@@ -18,7 +18,7 @@ from trivium.models.template_sandbox import Budget, TemplateSandbox, metered
 from trivium.models.tokenizer import Tokenizer
 from trivium.models.tokenizer_folder import read_json_object
 
-__all__ = ["ChatTemplate", "RenderedPrompt", "find_template", "required_template"]
+__all__ = ["ChatTemplate", "RenderedPrompt", "find_template", "read_template", "required_template"]
 
 _MAX_TEMPLATE_CHARS = 1_000_000
 _MAX_SECONDS = 5.0
@@ -54,42 +54,20 @@ class ChatTemplate:
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
         """Raises `ModelLoadError` for a template that does not compile."""
-        if len(source) > _MAX_TEMPLATE_CHARS:
-            raise ModelLoadError(f"a chat template may have {_MAX_TEMPLATE_CHARS} characters, got {len(source)}")
+        sandbox = TemplateSandbox()
+        self._template = _compile(source, sandbox)
         self.source = source
         self._special_tokens = dict(tokenizer.special_tokens)
         texts = sorted(tokenizer.special_texts, key=len, reverse=True)
         # Looks ahead instead of matching, so that overlapping tokens are all found.
         self._special = re.compile(f"(?={'|'.join(map(re.escape, texts))})") if texts else None
-        sandbox = TemplateSandbox()
         self._reserved = {"messages", "tools", "add_generation_prompt", *self._special_tokens, *sandbox.globals}
-        try:
-            with metered(Budget(_WORK, _MAX_SECONDS)):
-                self._template = sandbox.load_source(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise ModelLoadError(f"chat template, line {error.lineno}: {error.message}") from error
-        except Exception as error:  # Jinja and Python's compiler fail in many ways on a hostile template
-            raise ModelLoadError(f"chat template: {type(error).__name__}: {error}") from error
         self._takes_parts: bool | None = None
 
     @classmethod
     def load(cls, value: str | os.PathLike[str], tokenizer: Tokenizer) -> ChatTemplate:
-        """A template given as text, or as the path of a file.
-
-        A string with a brace or a line break is text. Raises `ConfigError` (a ValueError) for a string that looks like a path
-        but cannot be read, OSError for a path object that cannot be read, `ModelLoadError` for a template that does not
-        compile.
-        """
-        if isinstance(value, str):
-            if any(char in value for char in "{}\n"):
-                return cls(value, tokenizer)
-            try:
-                return cls(Path(value).read_text("utf-8"), tokenizer)
-            except (OSError, ValueError) as error:
-                raise ConfigError(
-                    f"chat_template must be a template or the path of a readable one, got {value!r}: {error}"
-                ) from error
-        return cls(Path(value).read_text("utf-8"), tokenizer)
+        """A template as `read_template` takes it, which says what is raised."""
+        return cls(read_template(value), tokenizer)
 
     def render(
         self,
@@ -97,24 +75,34 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        **kwargs: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
-        """The prompt of one conversation. `kwargs` (enable_thinking, …) are variables of the template.
+        """The prompt of one conversation. `variables` (enable_thinking, …) are the template's own; doors call them
+        `chat_template_kwargs`, and so do errors.
 
         Contents are strings, None or lists of parts; text parts become one string with nothing between them, unless the
         template goes through parts itself. Nothing given here is changed. Raises `RequestError` naming the field: for messages
         of a wrong form, when the template refuses them (with its own words) or fails, and when it goes beyond its limits.
         """
-        for name in kwargs.keys() & self._reserved:
-            raise RequestError(f"chat_template_kwargs must not set {name}", field="chat_template_kwargs", value=name)
+        own = self._check_variables(variables)
         checked = _check_messages(messages, self._parts_allowed)
         if tools is not None and not (isinstance(tools, (list, tuple)) and all(isinstance(tool, Mapping) for tool in tools)):
             raise _wrong("tools", "a list of objects", tools)
-        values = {"messages": checked, "tools": tools, **kwargs}
+        values = {"messages": checked, "tools": tools, **own}
         marker = _Marker(self._special, values)
         values = {name: marker.marked(value, name) for name, value in values.items()}
         text = self._run(values | {"add_generation_prompt": add_generation_prompt}, marker.num_chars)
         return marker.unmarked(text)
+
+    def _check_variables(self, variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Variables under names that the template does not get from elsewhere."""
+        if variables is None:
+            return {}
+        if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+            raise _wrong("chat_template_kwargs", "an object whose keys are strings", variables)
+        for name in variables.keys() & self._reserved:
+            raise RequestError(f"chat_template_kwargs must not set {name}", field="chat_template_kwargs", value=name)
+        return variables
 
     def _run(self, values: dict[str, Any], num_chars: int) -> str:
         """The template's output; `num_chars` is the size of its input."""
@@ -157,6 +145,30 @@ def required_template(template: ChatTemplate | None) -> ChatTemplate:
     return template
 
 
+def read_template(value: str | os.PathLike[str]) -> str:
+    """The text of a template that a caller gave: as text (a string with a brace or a line break), or as the path of a file.
+
+    Raises `ConfigError` (a ValueError) for a template that does not compile and for a string that looks like a path but
+    cannot be read, OSError for a path object that cannot be read.
+    """
+    if isinstance(value, str) and any(char in value for char in "{}\n"):
+        source = value
+    elif isinstance(value, str):
+        try:
+            source = Path(value).read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"chat_template must be a template or the path of a readable one, got {value!r}: {error}"
+            ) from error
+    else:
+        source = Path(value).read_text("utf-8")
+    try:
+        _compile(source, TemplateSandbox())
+    except ModelLoadError as error:
+        raise ConfigError(f"chat_template must compile: {error}") from error
+    return source
+
+
 def find_template(source: str | os.PathLike[str] | Mapping[str, Any]) -> str | None:
     """The template of a model folder (chat_template.jinja, then tokenizer_config.json) or of GGUF metadata, or None.
 
@@ -172,6 +184,19 @@ def find_template(source: str | os.PathLike[str] | Mapping[str, Any]) -> str | N
         except (OSError, ValueError) as error:
             raise ModelLoadError(f"{path}: {error}") from error
     return _pick(read_json_object(folder / "tokenizer_config.json").get("chat_template"), f"{folder}: chat_template")
+
+
+def _compile(source: str, sandbox: TemplateSandbox) -> jinja2.Template:
+    """Raises `ModelLoadError`."""
+    if len(source) > _MAX_TEMPLATE_CHARS:
+        raise ModelLoadError(f"a chat template may have {_MAX_TEMPLATE_CHARS} characters, got {len(source)}")
+    try:
+        with metered(Budget(_WORK, _MAX_SECONDS)):
+            return sandbox.load_source(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelLoadError(f"chat template, line {error.lineno}: {error.message}") from error
+    except Exception as error:  # Jinja and Python's compiler fail in many ways on a hostile template
+        raise ModelLoadError(f"chat template: {type(error).__name__}: {error}") from error
 
 
 def _pick(value: object, name: str) -> str | None:

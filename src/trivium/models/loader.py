@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import math
 import mmap
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from trivium.config import EngineConfig
 from trivium.errors import ModelLoadError, ModelNotFoundError
-from trivium.models.checkpoint import TensorSource
+from trivium.models.checkpoint import TensorSource, TensorType
 from trivium.models.families import Decoder, Weight, Weights, decoder_from_gguf, decoder_from_hf
 from trivium.models.fields import Fields
 from trivium.models.gguf import GGUFFile
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from trivium import _native
 
 __all__ = ["LoadedDecoder", "load_decoder"]
+
+log = logging.getLogger("trivium")
 
 Progress = Callable[[int, int], None]
 
@@ -47,13 +50,24 @@ _SAMPLING_KEYS = {
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
 
+_SAMPLING_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 1e6),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-6, 1e6),
+    "presence_penalty": (-1e6, 1e6),
+    "frequency_penalty": (-1e6, 1e6),
+    "top_k": (-1, 2**31 - 1),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedDecoder:
     """A decoder ready to run, and what its files say beside the weights.
 
     `source_bytes` counts the bytes of the tensors that were packed. `metadata` is the GGUF file's, `hf_config` the
-    folder's config.json; one of the two is None. `generation_config` has the keys of generation_config.json.
+    folder's config.json; one of the two is None. `generation_config` has the keys of generation_config.json, with
+    sampling values that are in their ranges.
     """
 
     native: _native.Model
@@ -108,19 +122,52 @@ def _load_gguf(path: Path, config: EngineConfig, progress: Progress | None) -> L
     with contextlib.closing(file):
         decoder = decoder_from_gguf(Fields(metadata, str(path)), file, config.max_model_len)
         native, source_bytes = _build(path, decoder, config, progress)
-    generation = {name: metadata[key] for key, name in _SAMPLING_KEYS.items() if key in metadata}
+    generation = _checked_generation({name: metadata.get(key) for key, name in _SAMPLING_KEYS.items()}, path)
     return LoadedDecoder(native, decoder.spec, source_bytes, metadata, None, generation, path)
 
 
 def _load_folder(path: Path, config: EngineConfig, progress: Progress | None) -> LoadedDecoder:
     hf_config = _read_json(path / "config.json")
     generation_path = path / "generation_config.json"
-    generation = _read_json(generation_path) if generation_path.exists() else {}
+    generation = _checked_generation(_read_json(generation_path), generation_path) if generation_path.exists() else {}
     folder: _Files = SafetensorsFolder.open(path)
     with contextlib.closing(folder):
         decoder = decoder_from_hf(Fields(hf_config, str(path / "config.json")), folder, config.max_model_len)
         native, source_bytes = _build(path, decoder, config, progress)
     return LoadedDecoder(native, decoder.spec, source_bytes, None, hf_config, generation, path)
+
+
+def _checked_generation(given: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A model's own defaults without nulls and without sampling values that are wrong, of which the log tells.
+
+    A model that says `do_sample: false` is greedy: its temperature is 0.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    wrong = {}
+    for name in _SAMPLING_RANGES.keys() & values.keys():
+        number = _sampling_number(name, values[name])
+        if number is None:
+            wrong[name] = values.pop(name)
+        else:
+            values[name] = number
+    if not isinstance(values.get("do_sample", True), bool):
+        wrong["do_sample"] = values.pop("do_sample")
+    if wrong:
+        listed = ", ".join(f"{name}={value!r:.80}" for name, value in sorted(wrong.items()))
+        log.warning("%s: sampling defaults out of their ranges are ignored: %s", path, listed)
+    if values.get("do_sample") is False:
+        values["temperature"] = 0.0
+    return values
+
+
+def _sampling_number(name: str, value: object) -> float | None:
+    """The value as an int (top_k) or a float; None if it is wrong."""
+    low, high = _SAMPLING_RANGES[name]
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
+        return None
+    if name == "top_k":
+        return int(value) if value == int(value) else None
+    return float(value)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -144,6 +191,8 @@ def _build(path: Path, decoder: Decoder, config: EngineConfig, progress: Progres
     """Check, then pack. Returns the finished native model and the bytes of its source tensors."""
     entries = list(_Plan(path, decoder, _matrix_mode(config)))
     total = sum(entry.nbytes for entry in entries)
+    if config.quantization is not None and not any(_is_wide(entry) for entry in entries):
+        log.warning("quantization=%s has no effect: the weights of %s are quantised already", config.quantization, path)
     try:
         return _pack(decoder.spec, config, entries, total, progress), total
     except ValueError as error:
@@ -153,6 +202,12 @@ def _build(path: Path, decoder: Decoder, config: EngineConfig, progress: Progres
             f"{path}: there is not enough memory to load this model; its tensors have {total / 1e9:.1f} GB. "
             f"A smaller quantisation needs less"
         ) from error
+
+
+def _is_wide(entry: _Entry) -> bool:
+    """Whether it is a matrix of 16- or 32-bit elements that may be quantised."""
+    wide = (TensorType.F32, TensorType.F16, TensorType.BF16)
+    return entry.mode in ("wint8", "wint4") and any(part.type in wide for part in entry.parts)
 
 
 def _pack(

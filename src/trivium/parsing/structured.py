@@ -5,7 +5,10 @@ The work is done by llguidance (https://github.com/guidance-ai/llguidance), whic
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from numpy.typing import NDArray
 from trivium.engine.sampling import GuidedOptions
 from trivium.errors import ConfigError, RequestError
 from trivium.parsing.grammar import compile_error, grammar_text
+from trivium.parsing.plain_tokenizer import without_special_texts
 
 __all__ = ["GuidedCompiler", "GuidedMatcher", "GuidedTokenizer"]
 
@@ -26,6 +30,8 @@ Result = TypeVar("Result")
 # than a thread's usual stack. Only touched pages cost memory.
 _STACK_BYTES = 256 * 1024 * 1024
 _stack_lock = threading.Lock()
+
+_MAX_COMPILED = 32  # grammars that a compiler keeps; a large one takes some megabytes
 
 
 class GuidedTokenizer(Protocol):
@@ -44,7 +50,7 @@ class _Vocabulary:
 
     tokenizer: Any
     size: int  # token ids below it exist
-    usable: NDArray[np.uint32]  # tokens with text: within model and tokenizer, no end token
+    usable: NDArray[np.uint32]  # tokens with text: within model and tokenizer, no special and no end token
     ends: NDArray[np.uint32]
     end_ids: frozenset[int]
 
@@ -63,21 +69,38 @@ class GuidedCompiler:
             if not 0 <= token < vocab_size:
                 raise ConfigError(f"eos_token_ids must be from 0 to {vocab_size - 1}, got {token}")
         self._vocabulary: _Vocabulary | None = None
+        self._compiled: OrderedDict[tuple[str, str], GuidedMatcher] = OrderedDict()  # latest used last
         self._lock = threading.Lock()
+        _compilers.add(self)
 
     def compile(self, options: GuidedOptions) -> GuidedMatcher:
         """A matcher at the beginning of an answer.
 
-        The first call also prepares the vocabulary (0.2 s for 49,152 tokens); then a schema takes about a millisecond.
+        The first call also prepares the vocabulary (0.2 s for 49,152 tokens); then a schema takes about a millisecond, and
+        less if it was among the latest ones.
         Raises RequestError with llguidance's message: its field is the kind of `options` if they cannot be compiled,
         "guided_decoding" if llguidance cannot read the tokenizer.
         """
         kind, grammar = grammar_text(options)
+        with self._lock:
+            if (known := self._compiled.get((kind, grammar))) is not None:
+                self._compiled.move_to_end((kind, grammar))
+                return known.copy()
         vocabulary = self._prepare()
         matcher = _on_deep_stack(lambda: _build(vocabulary.tokenizer, grammar))
         if matcher.is_error():
             raise compile_error(kind, matcher.get_error())
-        return GuidedMatcher(matcher, vocabulary, kind)
+        compiled = GuidedMatcher(matcher, vocabulary, kind)
+        with self._lock:
+            self._compiled[kind, grammar] = compiled
+            while len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+            return compiled.copy()
+
+    def after_fork(self) -> None:
+        """Make the compiler usable in a forked child, where a thread that does not exist there may have been at work."""
+        self._lock = threading.Lock()
+        self._compiled = OrderedDict()
 
     def _prepare(self) -> _Vocabulary:
         with self._lock:
@@ -91,7 +114,8 @@ class GuidedCompiler:
         size = max(self._vocab_size, self._tokenizer.vocab_size)
         # Without end tokens llguidance guesses one; it is masked out below, because only ours end an answer.
         try:
-            tokenizer = LLTokenizer(self._tokenizer.to_json(), n_vocab=size, eos_token=sorted(self._end_ids) or None)
+            text, special = without_special_texts(self._tokenizer.to_json())
+            tokenizer = LLTokenizer(text, n_vocab=size, eos_token=sorted(self._end_ids) or None)
         except ValueError as error:
             message = f"guided decoding is not available with this model's tokenizer: {error}"
             raise RequestError(message, field="guided_decoding") from error
@@ -99,7 +123,7 @@ class GuidedCompiler:
         usable[: min(self._vocab_size, self._tokenizer.vocab_size)] = 1
         ends = np.zeros_like(usable)
         ends[list(self._end_ids)] = 1
-        usable[[token for token in tokenizer.eos_tokens if token < len(usable)]] = 0
+        usable[[token for token in {*special, *tokenizer.eos_tokens} if token < len(usable)]] = 0
         return _Vocabulary(tokenizer, size, _pack(usable), _pack(ends), self._end_ids)
 
 
@@ -112,6 +136,7 @@ class GuidedMatcher:
         self._kind = kind
         self._num_tokens = 0
         self._ended = False  # by an end token, which llguidance never sees
+        self._only_ends = False
 
     def fill_mask(self, row: NDArray[np.uint32]) -> None:
         """Set the bits of the tokens that may come next, clear all others; `row` is uint32 [ceil(vocab_size / 32)].
@@ -120,12 +145,18 @@ class GuidedMatcher:
         """
         if self._ended:
             row[:] = self._vocabulary.ends
+            self._only_ends = True
             return
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
         self._check()
         np.bitwise_and(bits[: len(row)], self._vocabulary.usable, out=row)
+        self._only_ends = not row.any()
         if self._matcher.is_accepting():
             row |= self._vocabulary.ends
+
+    def forced_end(self) -> int | None:
+        """An end token, if the latest mask allows nothing else and there are any."""
+        return min(self._vocabulary.end_ids, default=None) if self._only_ends and self._matcher.is_accepting() else None
 
     def accept(self, token: int) -> bool:
         """Move on by one token; False, and nothing changes, if it is not allowed here.
@@ -204,3 +235,16 @@ def _on_deep_stack(function: Callable[[], Result]) -> Result:
 
 def _pack(flags: NDArray[np.uint8]) -> NDArray[np.uint32]:
     return np.packbits(flags, bitorder="little").view(np.uint32)
+
+
+_compilers: weakref.WeakSet[GuidedCompiler] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    global _stack_lock
+    _stack_lock = threading.Lock()
+    for compiler in list(_compilers):
+        compiler.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

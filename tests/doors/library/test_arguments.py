@@ -168,7 +168,7 @@ def test_honoured_values_reach_the_configuration() -> None:
         num_gpu_blocks_override=99,
         quantization="wint8",
         enable_prefix_caching=False,
-        activation_dtype="float32",
+        activation_dtype="int16",
         num_threads=2,
         max_waiting=3,
         seed=5,
@@ -179,15 +179,17 @@ def test_honoured_values_reach_the_configuration() -> None:
     config = options.config
     assert (config.max_model_len, config.max_num_seqs, config.num_kv_blocks) == (4096, 7, 99)
     assert config.max_num_batched_tokens == EngineConfig.default("max_num_batched_tokens")
-    assert (config.quantization, config.enable_prefix_caching, config.activation_dtype) == ("wint8", False, "float32")
+    assert (config.quantization, config.enable_prefix_caching, config.activation_dtype) == ("wint8", False, "int16")
     assert (config.num_threads, config.max_waiting, config.seed) == (2, 3, 5)
     assert (options.logprobs_mode, config.reasoning_parser) == ("processed_logits", "qwen3")
     assert options.limit_mm_per_prompt == {"image": 100, "video": 1, "audio": 1}
 
 
 def test_two_names_of_one_option_contradict() -> None:
-    with pytest.raises(ConfigError, match="num_gpu_blocks_override and num_kv_blocks name the same thing"):
+    with pytest.raises(ConfigError, match="num_kv_blocks and num_gpu_blocks_override name the same thing"):
         read(num_kv_blocks=98, num_gpu_blocks_override=99)
+    with pytest.raises(ConfigError, match="num_gpu_blocks_override and num_kv_blocks name the same thing"):
+        read(num_gpu_blocks_override=99, num_kv_blocks=98)
 
 
 def test_the_environment_stands_below_arguments() -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine, default_reply
 
+from trivium.doors.library import llm as llm_module
 from trivium.doors.library.llm import LLM
 from trivium.doors.library.sampling_params import SamplingParams
+from trivium.engine.native_engine import NativeEngine
 from trivium.engine.request import GenerationRequest
-from trivium.errors import ConfigError, EngineError, PromptTooLongError, RequestError
+from trivium.errors import ConfigError, EngineDeadError, EngineError, ModelLoadError, PromptTooLongError, RequestError
 from trivium.models.chat_template import ChatTemplate
 
 TEMPLATE = (
@@ -266,6 +268,7 @@ def test_tools_are_one_or_many_or_objects(llm: LLM) -> None:
         ([{"content": "a"}], ValueError, r"messages\[0\]\.role"),
         ([{"role": "user", "content": 5}], ValueError, r"messages\[0\]\.content"),
         ([{"role": "user", "content": [{"type": "hologram"}]}], ValueError, r"unknown type 'hologram'"),
+        ([{"role": "user", "content": [{"type": ["text"]}]}], ValueError, r"unknown type \['text'\]"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], ValueError, "neither 'image_url' nor 'uuid'"),
         (
             [
@@ -294,6 +297,10 @@ def test_wrong_chat_arguments(llm: LLM, engine: FakeEngine) -> None:
     message = [{"role": "user", "content": "hi"}]
     with pytest.raises(ValueError, match="chat_template_kwargs must be a dict"):
         llm.chat(message, chat_template_kwargs=["enable_thinking"])  # type: ignore[call-overload]
+    for wrong in ({"messages": []}, {"tools": []}, {"self": 1, "add_generation_prompt": False}, {1: 2}):
+        with pytest.raises(RequestError, match="chat_template_kwargs must"):
+            llm.chat(message, chat_template_kwargs=wrong)
+    assert llm.chat(message, use_tqdm=False, chat_template_kwargs={"self": 1})[0].prompt == "[user]hi[assistant]"
     with pytest.raises(ValueError, match="looks like a path"):
         llm.chat(message, chat_template="no_such.jinja")
     with pytest.raises(ValueError, match="line 1"):
@@ -346,6 +353,18 @@ def test_without_a_parser_thinking_is_unknown(llm: LLM, engine: FakeEngine) -> N
 
 
 # Construction
+
+
+def test_a_parser_that_lacks_tokens_leaves_no_engine(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(engine: object, options: object) -> None:
+        raise ModelLoadError("no such token")
+
+    monkeypatch.setattr(llm_module, "Preparation", fail)
+    monkeypatch.setattr(NativeEngine, "load", lambda config, progress: engine)
+    with pytest.raises(ModelLoadError, match="no such token"):
+        LLM("smollm2")
+    with pytest.raises(EngineDeadError):
+        engine.submit([], lambda deltas: None)
 
 
 def test_construction_checks_before_it_loads() -> None:

@@ -103,14 +103,23 @@ bars: list[Bar] = []
 
 def test_the_bar_ticks_once_per_prompt(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     bars.clear()
-    monkeypatch.setattr(progress, "tqdm", Bar)
+    monkeypatch.setattr(progress, "_Bar", Bar)
     llm.generate(["a", "b", "c"], SamplingParams(n=2, seed=0))
     llm.generate(["a"], use_tqdm=False)
-    assert (bars[0].kwargs["desc"], bars[0].kwargs["total"], bars[0].kwargs["disable"]) == ("Processed prompts", 3, False)
+    assert (len(bars), bars[0].kwargs["desc"], bars[0].kwargs["total"]) == (1, "Processed prompts", 3)
     assert (bars[0].ticks, bars[0].closed) == (3, True)
     assert bars[0].postfix.startswith("input ")
     assert "output " in bars[0].postfix
-    assert bars[1].kwargs["disable"]
+
+
+def test_a_bar_starts_no_thread(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    monkeypatch.setattr("tqdm.tqdm.monitor", None)
+    monkeypatch.setattr("tqdm.std.TMonitor", lambda *given: started.append(given))
+    llm.generate("a")
+    llm.generate("a", use_tqdm=False)
+    progress.LoadProgress("m")(1, 2)
+    assert started == []
 
 
 def test_the_loading_bar_is_for_big_models_on_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,10 +129,10 @@ def test_the_loading_bar_is_for_big_models_on_terminals(monkeypatch: pytest.Monk
         monkeypatch.setattr(Bar, "n", 0, raising=False)
         report(total // 2, total)
         report(total, total)
-        assert bars[0].closed
-        return not bars[0].kwargs["disable"]
+        assert all(bar.closed for bar in bars)
+        return bool(bars)
 
-    monkeypatch.setattr(progress, "tqdm", Bar)
+    monkeypatch.setattr(progress, "_Bar", Bar)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.delenv("TRIVIUM_PROGRESS", raising=False)
     assert load(400_000_000)
@@ -142,7 +151,7 @@ def test_an_interrupt_leaves_the_engine_clean(engine: FakeEngine, monkeypatch: p
 
     llm = LLM.from_engine(engine)
     with monkeypatch.context() as patch:
-        patch.setattr(progress, "tqdm", Interrupted)
+        patch.setattr(progress, "_Bar", Interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate([f"{i}" for i in range(60)])
     assert engine.idle

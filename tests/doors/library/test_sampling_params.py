@@ -207,6 +207,14 @@ def test_changed_fields_are_checked_again() -> None:
         params.to_options({})
 
 
+def test_greedy_models_sample_only_when_asked() -> None:
+    greedy = {"do_sample": False, "temperature": 0.0}
+    assert SamplingParams().to_options(greedy).temperature == 0.0
+    assert SamplingParams(temperature=0.5).to_options(greedy).temperature == 0.5
+    assert SamplingParams(do_sample=True).to_options(greedy).temperature == 1.0
+    assert SamplingParams(do_sample=True).to_options({"temperature": 0.6}).temperature == 0.6
+
+
 def test_from_optional_fills_the_factory_defaults() -> None:
     params = SamplingParams.from_optional(temperature=None, top_p=0.3)
     assert (params.temperature, params.top_p, params.max_tokens) == (1.0, 0.3, 8192)

@@ -175,7 +175,8 @@ ARGUMENTS: tuple[Argument, ...] = (
     _noted("disable_chunked_mm_input", _MEDIA, False, check=_bool),
     _honoured(
         "quantization",
-        "'wint8' or 'wint4': quantise 16- and 32-bit weights while loading; other forms are refused",
+        "'wint8' or 'wint4': quantise 16- and 32-bit weights while loading (the log tells if there are none); refused with "
+        "`activation_dtype='float32'`; other forms are refused",
         "quantization",
         _quantization,
     ),
@@ -282,6 +283,7 @@ def read_arguments(model: Any, environ: Mapping[str, str] | None = None, **kwarg
     """
     rows = {row.name: row for row in ARGUMENTS}
     settings: dict[str, Any] = {}
+    names: dict[str, str] = {}  # of the argument that set a field
     for name, value in {"model": model, **kwargs}.items():
         if name not in rows:
             raise unknown_name("LLM", name, rows)
@@ -292,8 +294,9 @@ def read_arguments(model: Any, environ: Mapping[str, str] | None = None, **kwarg
         if row.field is None or value is None:
             continue
         if row.field in settings:
-            raise ConfigError(f"{name} and {row.field} name the same thing: give one of them")
+            raise ConfigError(f"{names[row.field]} and {name} name the same thing: give one of them")
         settings[row.field] = value
+        names[row.field] = name
     if "chat_template" in settings:
         settings["chat_template"] = read_template(settings["chat_template"])
     if settings.get("model") is None:

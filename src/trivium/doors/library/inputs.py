@@ -190,7 +190,7 @@ def _media_kind(part: Any, where: str) -> str | None:
     kind = part.get("type", "text") if isinstance(part, Mapping) else None
     if kind == "text":
         return None
-    if kind not in _MEDIA_PARTS:
+    if not isinstance(kind, str) or kind not in _MEDIA_PARTS:
         raise RequestError(
             f"{where} has the unknown type {kind!r}; parts are text, image_url, video_url", field="messages", value=part
         )

@@ -57,7 +57,12 @@ class LLM:
         )
         from trivium.engine.native_engine import NativeEngine
 
-        self._attach(NativeEngine.load(options.config, LoadProgress(str(model))), options)
+        engine = NativeEngine.load(options.config, LoadProgress(str(model)))
+        try:
+            self._attach(engine, options)
+        except BaseException:
+            engine.shutdown()
+            raise
 
     @classmethod
     def from_engine(cls, engine: Engine, options: LibraryOptions | None = None) -> LLM:

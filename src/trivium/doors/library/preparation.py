@@ -126,8 +126,8 @@ class Preparation:
         template: ChatTemplate,
         conversation: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
-        variables: dict[str, Any],
+        variables: Mapping[str, Any],
     ) -> tuple[str, list[int], bool | None]:
-        rendered = template.render(conversation, tools=tools, **variables)
+        rendered = template.render(conversation, tools=tools, variables=variables)
         thinking = None if self.reader.reasoning is None else self.reader.reasoning.prompt_opens_thought(rendered.text)
         return rendered.text, rendered.tokens(self._engine.tokenizer), thinking

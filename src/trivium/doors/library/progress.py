@@ -15,12 +15,18 @@ from trivium.engine.outputs import OutputDelta
 __all__ = ["BatchProgress", "LoadProgress"]
 
 
+class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+    """A bar without tqdm's monitor: a thread that outlives the bar is one more to be wary of at a fork."""
+
+    monitor_interval = 0
+
+
 class BatchProgress:
     """The bar "Processed prompts": one tick per finished prompt, with input and output tokens per second."""
 
     def __init__(self, samples: Sequence[int], *, enabled: bool) -> None:
         """`samples` holds each prompt's number of samples."""
-        self._bar = tqdm(total=len(samples), desc="Processed prompts", unit="prompt", disable=not enabled, dynamic_ncols=True)
+        self._bar = _Bar(total=len(samples), desc="Processed prompts", unit="prompt", dynamic_ncols=True) if enabled else None
         self._left = list(samples)
         self._start = time.monotonic()
         self._input = 0
@@ -30,10 +36,13 @@ class BatchProgress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
 
     def take(self, prompt: int, delta: OutputDelta) -> None:
         """Count a delta of prompt number `prompt`."""
+        if self._bar is None:
+            return
         self._output += len(delta.token_ids)
         if not delta.finished:
             return
@@ -58,12 +67,13 @@ class LoadProgress:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._bar: tqdm[None] | None = None
+        self._bar: _Bar | None = None
 
     def __call__(self, done: int, total: int) -> None:
         if self._bar is None:
-            wanted = total > self.BIG and sys.stderr.isatty() and os.environ.get("TRIVIUM_PROGRESS") != "0"
-            self._bar = tqdm(total=total, desc=f"Loading {self._name}", unit="B", unit_scale=True, disable=not wanted)
+            if total <= self.BIG or not sys.stderr.isatty() or os.environ.get("TRIVIUM_PROGRESS") == "0":
+                return
+            self._bar = _Bar(total=total, desc=f"Loading {self._name}", unit="B", unit_scale=True)
         self._bar.update(done - self._bar.n)
         if done >= total:
             self._bar.close()

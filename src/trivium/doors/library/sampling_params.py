@@ -161,6 +161,8 @@ class SamplingParams:
         """Check every field and give the engine's form, unset values taken from `model_defaults` (generation_config.json)."""
         self._check_numbers()
         self._check_switches()
+        if self.do_sample and model_defaults.get("do_sample") is False:
+            model_defaults = {**model_defaults, "temperature": None}  # the model's is that of a greedy one
 
         def resolve(name: str, otherwise: float) -> float:
             value = getattr(self, name)
