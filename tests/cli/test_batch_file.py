@@ -21,16 +21,6 @@ def read(path, *lines):
     return list(read_lines(path))
 
 
-@pytest.fixture
-def source(tmp_path):
-    return tmp_path / "in.jsonl"
-
-
-@pytest.fixture
-def target(tmp_path):
-    return tmp_path / "out.jsonl"
-
-
 def test_requests(source):
     first, second = read(source, line(body={"n": 1}), b"", line(custom_id="b", url=COMPLETIONS))
     assert first == BatchLine(1, "a", CHAT, {"n": 1})

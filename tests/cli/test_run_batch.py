@@ -23,16 +23,6 @@ def completion_line(custom_id, prompt, **body):
     return {"custom_id": custom_id, "method": "POST", "url": COMPLETIONS, "body": {"prompt": prompt, **body}}
 
 
-@pytest.fixture
-def source(tmp_path):
-    return tmp_path / "in.jsonl"
-
-
-@pytest.fixture
-def target(tmp_path):
-    return tmp_path / "out.jsonl"
-
-
 def write(path, *lines):
     path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
 

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
+from shaped_source import Source
 
 from trivium.errors import ModelLoadError, UnsupportedModelError
-from trivium.models.checkpoint import Tensor, TensorType
 from trivium.models.families import FAMILIES, Decoder, decoder_from_gguf, decoder_from_hf
 from trivium.models.fields import Fields
 
@@ -25,23 +24,6 @@ HF: dict[str, Any] = {
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 ERNIE_EXPERTS = {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 2}
-
-
-def tensor(name: str, *shape: int) -> Tensor:
-    return Tensor(name, TensorType.F32, shape, np.arange(math.prod(shape), dtype=np.float32).view(np.uint8))
-
-
-class Source:
-    """Tensors of given shapes."""
-
-    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        self.tensors = {name: tensor(name, *shape) for name, shape in shapes.items()}
-
-    def tensor(self, name: str) -> Tensor:
-        return self.tensors[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.tensors
 
 
 def hf(architecture: str = "LlamaForCausalLM", source: Source | None = None, **config: Any) -> Decoder:

@@ -1,30 +1,12 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
+from shaped_source import Source
 
 from trivium.errors import ModelLoadError, UnsupportedModelError
 from trivium.models.checkpoint import Tensor, TensorType
 from trivium.models.families.weights import ErnieWeights, GgufWeights, HuggingFaceWeights, Weight, is_transposed
-
-
-def tensor(name: str, *shape: int) -> Tensor:
-    return Tensor(name, TensorType.F32, shape, np.arange(math.prod(shape), dtype=np.float32).view(np.uint8))
-
-
-class Source:
-    """Tensors of given shapes."""
-
-    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        self.tensors = {name: tensor(name, *shape) for name, shape in shapes.items()}
-
-    def tensor(self, name: str) -> Tensor:
-        return self.tensors[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.tensors
 
 
 def read(weight: Weight) -> np.ndarray:

@@ -213,3 +213,11 @@ class FakeEngine(Engine):
             num_cached_tokens=0,
             times=sample.times,
         )
+
+
+def texts(outputs: list[Any]) -> list[str]:
+    return [output.outputs.text for output in outputs]
+
+
+def reply_to(prompt: str) -> str:
+    return default_reply(prompt, GenerationRequest("r", [1]), 0)

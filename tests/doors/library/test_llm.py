@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, default_reply
+from fake_engine import FakeEngine, reply_to, texts
 
 from trivium.doors.library import llm as llm_module
 from trivium.doors.library.llm import LLM
@@ -34,14 +34,6 @@ def engine() -> Iterator[FakeEngine]:
 @pytest.fixture
 def llm(engine: FakeEngine) -> LLM:
     return LLM.from_engine(engine)
-
-
-def texts(outputs: list[Any]) -> list[str]:
-    return [output.outputs.text for output in outputs]
-
-
-def reply_to(prompt: str) -> str:
-    return default_reply(prompt, GenerationRequest("r", [1]), 0)
 
 
 # Input forms

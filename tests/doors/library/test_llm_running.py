@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, default_reply
+from fake_engine import FakeEngine, reply_to, texts
 
 from trivium.doors.library import batch as batch_module
 from trivium.doors.library import progress
 from trivium.doors.library.llm import LLM
 from trivium.doors.library.sampling_params import SamplingParams
-from trivium.engine.request import GenerationRequest
 from trivium.errors import EngineDeadError, QueueFullError
 from trivium.models.chat_template import ChatTemplate
 
@@ -30,14 +29,6 @@ def engine() -> Iterator[FakeEngine]:
 @pytest.fixture
 def llm(engine: FakeEngine) -> LLM:
     return LLM.from_engine(engine)
-
-
-def texts(outputs: list[Any]) -> list[str]:
-    return [output.outputs.text for output in outputs]
-
-
-def reply_to(prompt: str) -> str:
-    return default_reply(prompt, GenerationRequest("r", [1]), 0)
 
 
 # Feeding and progress
