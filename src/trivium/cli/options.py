@@ -1,4 +1,4 @@
-"""Flags of the commands: those of the engine are made from the fields of `EngineConfig`."""
+"""Flags of the commands: made from the fields of `EngineConfig` and the other `Settings`."""
 
 from __future__ import annotations
 
@@ -11,65 +11,86 @@ from typing import Any, Literal
 import click
 
 from trivium.config import EngineConfig
+from trivium.settings import Settings
 
-__all__ = ["EngineCommand", "engine_options", "read_config", "read_lone_config"]
+__all__ = ["EngineCommand", "engine_options", "read_config", "read_lone_config", "read_settings", "settings_options"]
 
 Function = typing.TypeVar("Function", bound=Callable[..., Any])
+Kind = typing.TypeVar("Kind", bound=Settings)
 
 _SHORT = {"model": ["-m"]}
-_HINTS = typing.get_type_hints(EngineConfig)
+_ENGINE = "Engine options"
 
 
-class EngineOption(click.Option):
-    """A flag that becomes a field of `EngineConfig`."""
+class SettingsOption(click.Option):
+    """A flag that becomes a field of a `Settings` class; help lists it under `section`."""
+
+    def __init__(self, *args: Any, section: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
 
 
 class EngineCommand(click.Command):
-    """A command whose help lists the engine's flags apart from its own."""
+    """A command whose help lists the flags of the engine, and of a door, apart from its own."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {"Options": [], "Engine options": []}
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
-                sections["Engine options" if isinstance(parameter, EngineOption) else "Options"].append(record)
+                title = parameter.section if isinstance(parameter, SettingsOption) else "Options"
+                sections.setdefault(title, []).append(record)
         for title, records in sections.items():
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
 
 
-def engine_options(*, without: Collection[str] = ()) -> Callable[[Function], Function]:
-    """Decorator: `--config FILE` and a flag for every field of `EngineConfig` but those of `without`.
+def settings_options(kind: type[Settings], section: str, *, without: Collection[str] = ()) -> Callable[[Function], Function]:
+    """Decorator: a flag for every field of `kind` but those of `without`; help lists them under `section`.
 
-    The command gets them as keywords named like the fields, None where not given, and `config_file`.
+    The command gets them as keywords named like the fields, None (or empty) where not given.
     """
 
     def decorate(function: Function) -> Function:
-        function = click.option(
-            "--config",
-            "config_file",
-            cls=EngineOption,
-            type=click.Path(exists=True, dir_okay=False),
-            metavar="FILE",
-            help="TOML file of engine options; TRIVIUM_… variables stand above it, flags above both.",
-        )(function)
-        for field in reversed(fields(EngineConfig)):
+        for field in reversed(fields(kind)):
             if field.name not in without:
-                function = _engine_option(field.name)(function)
+                function = _settings_option(kind, field.name, section)(function)
         return function
 
     return decorate
 
 
-def read_config(flags: dict[str, Any], **fixed: Any) -> EngineConfig:
-    """Take the engine's flags out of a command's keywords and build the configuration; `fixed` values stand above everything.
+def engine_options(*, without: Collection[str] = ()) -> Callable[[Function], Function]:
+    """Decorator: `--config FILE`, given as `config_file`, and a flag for every field of `EngineConfig` but `without`."""
+
+    def decorate(function: Function) -> Function:
+        function = click.option(
+            "--config",
+            "config_file",
+            cls=SettingsOption,
+            section=_ENGINE,
+            type=click.Path(exists=True, dir_okay=False),
+            metavar="FILE",
+            help="TOML file of options; TRIVIUM_… variables stand above it, flags above both.",
+        )(function)
+        return settings_options(EngineConfig, _ENGINE, without=without)(function)
+
+    return decorate
+
+
+def read_settings(kind: type[Kind], flags: dict[str, Any], *, file: str | None = None, **fixed: Any) -> Kind:
+    """Take the fields of `kind` out of a command's keywords and build the configuration; `fixed` values stand above all.
 
     Raises `ConfigError`.
     """
-    names = [f.name for f in fields(EngineConfig) if f.name in flags]
-    file = flags.pop("config_file", None)
-    return EngineConfig.load({name: flags.pop(name) for name in names} | fixed, file=file)
+    names = [f.name for f in fields(kind) if f.name in flags]
+    return kind.load({name: flags.pop(name) for name in names} | fixed, file=file)
+
+
+def read_config(flags: dict[str, Any], **fixed: Any) -> EngineConfig:
+    """`read_settings` for the engine, with the file of `--config`."""
+    return read_settings(EngineConfig, flags, file=flags.pop("config_file", None), **fixed)
 
 
 def read_lone_config(flags: dict[str, Any]) -> EngineConfig:
@@ -81,17 +102,20 @@ def read_lone_config(flags: dict[str, Any]) -> EngineConfig:
     return replace(config, activation_dtype="int16") if config.activation_dtype == "auto" else config
 
 
-def _engine_option(name: str) -> Callable[[Function], Function]:
+def _settings_option(settings: type[Settings], name: str, section: str) -> Callable[[Function], Function]:
     flag = f"--{name.replace('_', '-')}"
-    kind = _kind(_HINTS[name])
+    kind = _kind(typing.get_type_hints(settings)[name])
+    many = typing.get_origin(kind) is list
     declarations = [f"{flag}/--no-{flag[2:]}"] if kind is bool else [flag, *_SHORT.get(name, ())]
     return click.option(
         *declarations,
         name,
-        cls=EngineOption,
-        type=click.Choice(typing.get_args(kind)) if typing.get_origin(kind) is Literal else kind,
-        default=None,
-        help=_help(name),
+        cls=SettingsOption,
+        section=section,
+        type=click.Choice(typing.get_args(kind)) if typing.get_origin(kind) is Literal else str if many else kind,
+        multiple=many,
+        default=() if many else None,
+        help=_help(settings, name),
     )
 
 
@@ -102,8 +126,8 @@ def _kind(hint: Any) -> Any:
     return hint
 
 
-def _help(name: str) -> str:
-    text = EngineConfig.help()[name]
-    default = EngineConfig.default(name)
-    known = default is None or isinstance(default, bool) or "default" in text
+def _help(settings: type[Settings], name: str) -> str:
+    text = settings.help()[name]
+    default = settings.default(name)
+    known = default is None or default == [] or isinstance(default, bool) or "default" in text
     return text + ("." if known else f" (default: {default}).")

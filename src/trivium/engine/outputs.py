@@ -44,7 +44,8 @@ class OutputDelta:
     `text` never holds part of a character nor anything of a stop string that may still match; so `text` may lag behind
     `token_ids`. The last delta, and only that, has a `finish_reason`. `stop_reason` is the stop string or stop token id that
     ended it (None for an end-of-text token). `prompt_logprobs` comes once, with the first delta: one entry per prompt token,
-    None for the first. `num_cached_tokens` of the prompt were found in the prefix cache. `seed` is the one in use.
+    None for the first. `num_cached_tokens` of the prompt were found in the prefix cache. `seed` is the one in use. `time` is
+    when the step ended, on the time.monotonic clock; `times` is shared by all deltas of a sample and moves on with it.
     """
 
     request_id: str
@@ -60,6 +61,7 @@ class OutputDelta:
     num_cached_tokens: int = 0
     seed: int = 0
     times: RequestTimes = field(default_factory=RequestTimes)
+    time: float = 0.0
 
     @property
     def finished(self) -> bool:

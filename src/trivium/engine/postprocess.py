@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from trivium.engine.outputs import FinishReason, OutputDelta, TokenLogprobs
@@ -53,6 +54,7 @@ def accept_tokens(sample: Sample, tokens: list[int], rows: list[LogprobRow] | No
         sample.num_cached_tokens,
         sample.seed,
         times,
+        now,
     )
 
 
@@ -77,6 +79,7 @@ def last_delta(sample: Sample, reason: FinishReason, error: Exception | None = N
         num_cached_tokens=sample.num_cached_tokens,
         seed=sample.seed,
         times=sample.times,
+        time=time.monotonic(),
     )
 
 

@@ -1,0 +1,1 @@
+"""The http door: MindIE's `/infer`, the OpenAI API and its relatives, and a page to talk to."""

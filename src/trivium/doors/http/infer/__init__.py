@@ -1,0 +1,1 @@
+"""MindIE's `POST /infer` and `/infer_token`."""

@@ -1,0 +1,35 @@
+"""Caps that hold before any work is done. Those that a user may want otherwise are options (`ServerConfig`, `EngineConfig`)."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BODY_SECONDS",
+    "HEADER_SECONDS",
+    "MAX_HEADER_BYTES",
+    "MAX_JSON_DEPTH",
+    "MAX_MESSAGES",
+    "MAX_PENDING_DELTAS",
+    "MAX_PROMPTS",
+    "MAX_PROMPT_CHARS",
+    "MAX_SAMPLES",
+    "MAX_STOP_CHARS",
+    "MAX_STOP_STRINGS",
+    "MAX_TOOLS",
+    "STALL_SECONDS",
+]
+
+MAX_HEADER_BYTES = 64 * 1024  # request line and headers together: 431
+HEADER_SECONDS = 30.0  # from a connection, or the first byte of a further request, to the end of the headers
+BODY_SECONDS = 60.0  # from the headers to the end of the body: 408
+MAX_JSON_DEPTH = 64
+MAX_PROMPT_CHARS = 4 * 2**20  # of one prompt, or of a conversation's texts together
+MAX_MESSAGES = 4096
+MAX_PROMPTS = 512  # of one completion request
+MAX_SAMPLES = 128  # `n`
+MAX_TOOLS = 128
+MAX_STOP_STRINGS = 32
+MAX_STOP_CHARS = 1024  # of one stop string
+
+# A reader that takes nothing for so long, or lets so much pile up, is gone: its request is aborted.
+STALL_SECONDS = 60.0
+MAX_PENDING_DELTAS = 50_000

@@ -1,0 +1,1 @@
+"""The page at `/`: one HTML file that talks to the server it came from."""

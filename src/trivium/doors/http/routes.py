@@ -1,0 +1,25 @@
+"""Which routes a listener has."""
+
+from __future__ import annotations
+
+from starlette.routing import BaseRoute
+
+from trivium.doors.http import openapi, operations, tokens
+from trivium.doors.http.anthropic import routes as anthropic
+from trivium.doors.http.infer import routes as infer
+from trivium.doors.http.openai import routes as openai
+from trivium.doors.http.page import routes as page
+from trivium.doors.http.responses import routes as responses
+
+__all__ = ["business_routes", "management_routes"]
+
+
+def business_routes() -> list[BaseRoute]:
+    """What clients ask for."""
+    apis = (infer, openai, responses, anthropic, tokens, openapi, page)
+    return [route for api in apis for route in api.routes()]
+
+
+def management_routes() -> list[BaseRoute]:
+    """What operators ask for: on a port of their own, or beside the rest."""
+    return operations.routes()
