@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from trivium.doors.dispatcher import Dispatcher
 from trivium.doors.library.answers import Answer, Asked
 from trivium.doors.library.arguments import LibraryOptions, read_arguments
 from trivium.doors.library.outputs import RequestOutput
@@ -15,14 +16,13 @@ from trivium.doors.library.progress import LoadProgress
 from trivium.doors.library.sampling_params import SamplingParams
 from trivium.engine.engine import Engine
 from trivium.engine.outputs import OutputDelta
+from trivium.engine.request import GenerationRequest
 from trivium.errors import RequestError
 
 if TYPE_CHECKING:
     from trivium.models.tokenizer import Tokenizer
 
 __all__ = ["AsyncLLM"]
-
-_Inbox = asyncio.Queue[list[OutputDelta]]
 
 
 class AsyncLLM:
@@ -36,8 +36,7 @@ class AsyncLLM:
         """A door to an engine that is loaded already, for the running loop; `load` is the usual way."""
         self.engine = engine
         self._preparation = Preparation(engine, options or LibraryOptions(engine.config))
-        self._loop = asyncio.get_running_loop()
-        self._inboxes: dict[str, _Inbox] = {}
+        self._dispatcher = Dispatcher(engine)
 
     @classmethod
     async def load(cls, model: str, **kwargs: Any) -> AsyncLLM:
@@ -84,39 +83,22 @@ class AsyncLLM:
         await self.shutdown()
 
     async def _stream(self, prepare: Callable[[], list[Asked]]) -> AsyncGenerator[RequestOutput, None]:
-        if asyncio.get_running_loop() is not self._loop:
+        if asyncio.get_running_loop() is not self._dispatcher.loop:
             raise RuntimeError("an AsyncLLM belongs to the event loop it was loaded in")
-        asked = await asyncio.to_thread(prepare)
-        if len(asked) != 1:
-            raise RequestError(f"AsyncLLM takes one prompt per call, got {len(asked)}; call it once for each", field="prompt")
-        request = asked[0].request
-        answers = [Answer(asked[0], index, self._preparation.reader) for index in range(request.n)]
-        inbox = self._inboxes[request.request_id] = asyncio.Queue()
-        unfinished = request.n
-        try:
-            self.engine.submit([request], self._receive)
-            while unfinished:
-                for index, deltas in _by_index(await inbox.get()).items():
-                    piece = answers[index].piece(deltas)
-                    unfinished -= piece.finished
-                    yield piece
-        finally:
-            del self._inboxes[request.request_id]
-            if unfinished:
-                self.engine.abort([request.request_id])
+        asked: list[Asked] = []
 
-    def _receive(self, outputs: Sequence[OutputDelta]) -> None:
-        """The engine's sink, on its thread: wakes the loop once per step."""
-        self._loop.call_soon_threadsafe(self._deliver, list(outputs))
+        def make() -> list[GenerationRequest]:
+            asked.extend(prepare())
+            if len(asked) != 1:
+                message = f"AsyncLLM takes one prompt per call, got {len(asked)}; call it once for each"
+                raise RequestError(message, field="prompt")
+            return [asked[0].request]
 
-    def _deliver(self, outputs: list[OutputDelta]) -> None:
-        grouped: dict[str, list[OutputDelta]] = {}
-        for delta in outputs:
-            grouped.setdefault(delta.request_id, []).append(delta)
-        for request_id, deltas in grouped.items():
-            inbox = self._inboxes.get(request_id)
-            if inbox is not None:  # else its reader has gone and the abort is on its way
-                inbox.put_nowait(deltas)
+        with await self._dispatcher.submit(make) as generation:
+            answers = [Answer(asked[0], index, self._preparation.reader) for index in range(asked[0].request.n)]
+            while deltas := await generation.take():
+                for index, own in _by_index(deltas).items():
+                    yield answers[index].piece(own)
 
 
 def _by_index(deltas: list[OutputDelta]) -> dict[int, list[OutputDelta]]:
