@@ -1,0 +1,209 @@
+"""What the http door costs: the tokens per second of streams through a server, beside the same work through the library.
+
+    python benchmarks/door_speed.py
+
+A round is one batch through `LLM.generate`, then the same batch through `trivium serve`, one connection per sequence. Library
+and server are processes of their own, and while one works the other is stopped by a signal. The client is a compiled reader
+(`readers/stream_reader.c`). CPU per token is the time that the event loop's thread was on a core, by the kernel's scheduler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from machine import busy_cores, warn_if_busy
+from peers import model_path
+
+_ENDS = {"/infer_token": "0\\r\\n\\r\\n", "/v1/completions": "[DONE]", "/v1/chat/completions": "[DONE]"}
+
+
+def main() -> None:
+    options = read_options()
+    if warning := warn_if_busy(busy_cores()):
+        print(warning, file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        reader = compile_reader(Path(folder))
+        with Library(options) as library, Server(options) as server:
+            rounds = []
+            for number in range(options.repeats + 1):
+                library.resume()
+                server.pause()
+                alone = library.run()
+                library.pause()
+                server.resume()
+                served = {endpoint: server.run(reader, endpoint, Path(folder)) for endpoint in options.endpoints}
+                if number:  # the first one warms up
+                    rounds.append((alone, served))
+                    print(f"round {number}: library {alone:.0f} tok/s", *map(show, served.items()), file=sys.stderr)
+            library.resume()
+    report(rounds, options)
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="GGUF file (default: the catalogue's smollm2)")
+    parser.add_argument("--streams", type=int, default=32, help="connections, and sequences of a batch (default: 32)")
+    parser.add_argument("--prompt-tokens", type=int, default=32, help="of each (default: 32)")
+    parser.add_argument("--output-tokens", type=int, default=256, help="for each (default: 256)")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds (default: 5)")
+    parser.add_argument("--endpoints", type=lambda text: text.split(","), default=list(_ENDS), help="default: all three")
+    return parser.parse_args()
+
+
+def compile_reader(folder: Path) -> Path:
+    source = Path(__file__).parent / "readers" / "stream_reader.c"
+    subprocess.run(["cc", "-O2", "-o", folder / "stream_reader", source], check=True)
+    return folder / "stream_reader"
+
+
+def prompts(options: argparse.Namespace) -> list[list[int]]:
+    return [[1000 + 7 * i + k for k in range(options.prompt_tokens)] for i in range(options.streams)]
+
+
+class Paused:
+    """A child process that can be stopped while others are measured."""
+
+    process: subprocess.Popen[str]
+
+    def pause(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+
+_LIBRARY = """
+import json, sys, time
+from trivium import LLM, SamplingParams
+asked = json.loads(sys.stdin.readline())
+llm = LLM(asked["model"], enable_prefix_caching=False, max_num_seqs=len(asked["prompts"]))
+sampling = SamplingParams(temperature=0.0, max_tokens=asked["output_tokens"], ignore_eos=True)
+print("ready", flush=True)
+for _ in sys.stdin:
+    start = time.perf_counter()
+    outputs = llm.generate(asked["prompts"], sampling, use_tqdm=False)
+    tokens = sum(len(output.outputs.token_ids) for output in outputs)
+    print(tokens / (time.perf_counter() - start), flush=True)
+"""
+
+
+class Library(Paused):
+    """`LLM.generate` in a process of its own."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _LIBRARY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        asked = {"model": model_path(options.model), "prompts": prompts(options), "output_tokens": options.output_tokens}
+        self._say(json.dumps(asked))
+
+    def run(self) -> float:
+        """Tokens per second of one batch."""
+        return float(self._say(""))
+
+    def _say(self, line: str) -> str:
+        if self.process.stdin is None or self.process.stdout is None:
+            raise RuntimeError("the library's process has no pipes")
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline()
+
+    def __enter__(self) -> Library:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Server(Paused):
+    """`trivium serve` on a free port."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        command = [sys.executable, "-m", "trivium", "serve", model_path(options.model), "--port", "0", "--no-unit"]
+        command += ["--no-enable-prefix-caching", "--max-num-seqs", str(options.streams)]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.port = self._wait_for_port()
+
+    def run(self, reader: Path, endpoint: str, folder: Path) -> dict[str, float]:
+        """One batch over one connection per sequence: tokens per second, microseconds of CPU per token."""
+        files = []
+        for i, prompt in enumerate(prompts(self._options)):
+            files.append(folder / f"request-{i}")
+            files[-1].write_bytes(self._request(endpoint, prompt))
+        cpu, generated = self._loop_seconds(), self._generated_tokens()
+        command = [reader, "127.0.0.1", str(self.port), _ENDS[endpoint], *files]
+        seconds, _, complete = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        cpu = self._loop_seconds() - cpu
+        if int(complete) != len(files):
+            raise SystemExit(f"{endpoint}: {complete} of {len(files)} answers were complete")
+        tokens = self._generated_tokens() - generated
+        return {"rate": tokens / float(seconds), "loop": 1e6 * cpu / tokens}
+
+    def _request(self, endpoint: str, prompt: list[int]) -> bytes:
+        text = " ".join(f"w{token}" for token in prompt)[: 2 * len(prompt)]
+        length = self._options.output_tokens
+        sampled: dict[str, Any] = {"temperature": 0, "max_tokens": length, "ignore_eos": True, "stream": True}
+        bodies: dict[str, dict[str, Any]] = {
+            "/infer_token": {"input_id": prompt, "stream": True, "parameters": {"max_new_tokens": length, "do_sample": False}},
+            "/v1/completions": {"prompt": prompt, **sampled},
+            "/v1/chat/completions": {"messages": [{"role": "user", "content": text}], **sampled},
+        }
+        body = json.dumps(bodies[endpoint]).encode()
+        head = f"POST {endpoint} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", f"Content-Length: {len(body)}"
+        return "\r\n".join([*head, "", ""]).encode() + body
+
+    def _loop_seconds(self) -> float:
+        """How long the main thread, which runs the event loop, has been on a core."""
+        return int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/schedstat").read_text().split()[0]) / 1e9
+
+    def _generated_tokens(self) -> int:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/stats") as answer:
+            generated: int = json.load(answer)["generated_tokens"]
+        return generated
+
+    def _wait_for_port(self) -> int:
+        lines = []
+        for line in self.process.stderr or ():
+            lines.append(line)
+            if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
+                return int(found[1])
+        raise SystemExit("the server did not start:\n" + "".join(lines))
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.resume()
+        self.process.terminate()
+        self.process.communicate(timeout=60)
+
+
+def show(item: tuple[str, dict[str, float]]) -> str:
+    endpoint, found = item
+    return f"| {endpoint} {found['rate']:.0f} tok/s, {found['loop']:.1f} us/token"
+
+
+def report(rounds: list[tuple[float, dict[str, dict[str, float]]]], options: argparse.Namespace) -> None:
+    print(f"| {options.streams} streams of {options.output_tokens} tokens | tok/s | / library | us/token |")
+    print("|---|---|---|---|")
+    print(f"| library | {statistics.median(alone for alone, _ in rounds):.0f} | 1 | |")
+    for endpoint in options.endpoints:
+        rate, loop = (statistics.median(served[endpoint][key] for _, served in rounds) for key in ("rate", "loop"))
+        share = statistics.median(served[endpoint]["rate"] / alone for alone, served in rounds)
+        print(f"| {endpoint} | {rate:.0f} | {share:.3f} | {loop:.1f} |")
+
+
+if __name__ == "__main__":
+    main()
