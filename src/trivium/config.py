@@ -40,6 +40,9 @@ class EngineConfig(Settings):
         "auto", "auto: float16, float32 with activation_dtype=float32"
     )
     enable_prefix_caching: bool = option(True, "reuse the KV of prompts that begin alike")
+    prompt_lookup: bool = option(
+        True, "guess tokens from what prompt and answer have said before: faster where they repeat, the same answer always"
+    )
     quantization: Literal["wint8", "wint4"] | None = option(None, "quantise 16- and 32-bit weights while loading")
     activation_dtype: Literal["auto", "int8", "int16", "float32"] = option(
         "auto",

@@ -24,7 +24,7 @@ class Guesser:
         self.chance = random.Random(1)
         self.asked: set[str] = set()
 
-    def __call__(self, sequence: Sequence, limit: int) -> list[int]:
+    def __call__(self, sequence: Sequence, limit: int, num_decoding: int) -> list[int]:
         assert 1 <= limit <= MAX_DRAFTS
         self.asked.add(sequence.request.request_id)
         right = self.known[sequence.key][sequence.num_output_tokens :][: self.most]

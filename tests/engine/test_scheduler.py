@@ -301,7 +301,7 @@ def test_deadlines_of_finished_sequences_do_not_pile_up() -> None:
 def test_accepted_drafts_advance_and_refused_ones_are_cut_back() -> None:
     asked: list[int] = []
 
-    def propose(item: Sequence, limit: int) -> list[int]:
+    def propose(item: Sequence, limit: int, num_decoding: int) -> list[int]:
         asked.append(limit)
         return [50, 51, 52, 53, 54, 55][:limit]
 
@@ -325,7 +325,7 @@ def test_accepted_drafts_advance_and_refused_ones_are_cut_back() -> None:
     ("max_tokens", "budget", "blocks", "drafted"), [(4, 64, 9, 2), (99, 8, 9, 3), (99, 64, 2, 1), (2, 64, 9, 0)]
 )
 def test_drafts_respect_every_limit(max_tokens: int, budget: int, blocks: int, drafted: int) -> None:
-    def propose(item: Sequence, limit: int) -> list[int]:
+    def propose(item: Sequence, limit: int, num_decoding: int) -> list[int]:
         return [1] * (1 if blocks == 2 else 50)
 
     target, item = scheduler(blocks, budget=budget, propose=propose), sequence(6, max_tokens=max_tokens)
@@ -335,7 +335,7 @@ def test_drafts_respect_every_limit(max_tokens: int, budget: int, blocks: int, d
 
 
 def test_drafts_are_dropped_rather_than_preempting() -> None:
-    target, items = scheduler(4, propose=lambda item, limit: [1] * 3), [sequence(2), sequence(3)]
+    target, items = scheduler(4, propose=lambda item, limit, num_decoding: [1] * 3), [sequence(2), sequence(3)]
     add(target, *items)
     step(target)
     add(target, sequence(3))

@@ -179,7 +179,7 @@ class World:
             self.live.append(sequence)
             self.scheduler.add(sequence, self.now)
 
-    def propose(self, sequence: Sequence, limit: int) -> list[int]:
+    def propose(self, sequence: Sequence, limit: int, num_decoding: int) -> list[int]:
         right = self.wanted[sequence][len(sequence.tokens) :][: self.random.randint(0, 5)]
         return [token if self.random.random() < 0.8 else self.random.randrange(VOCABULARY) for token in right]
 

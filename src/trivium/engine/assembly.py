@@ -11,6 +11,7 @@ from trivium.config import MAX_KV_BLOCKS, EngineConfig
 from trivium.engine.engine import ModelInfo
 from trivium.engine.kv_budget import KvBudget, kv_cache_dtype, plan_kv_blocks
 from trivium.engine.machine import available_memory, instruction_set, usable_cores
+from trivium.engine.prompt_lookup import PromptLookup
 from trivium.errors import ConfigError
 from trivium.models.catalogue import resolve_model
 from trivium.models.chat_template import ChatTemplate, find_template, read_template
@@ -42,6 +43,7 @@ def assemble(config: EngineConfig, progress: Callable[[int, int], None] | None =
         max_model_len=budget.max_model_len,
         eos_token_ids=_eos_token_ids(decoder, tokenizer),
         generation_defaults=decoder.generation_config,
+        config_defaults=_config_defaults(decoder),
     )
     native = decoder.native
     log.info("model: %s (%s), %.1f MB of weights from %s", info.name, info.architecture, native.weight_bytes / 1e6, path)
@@ -56,6 +58,7 @@ def assemble(config: EngineConfig, progress: Callable[[int, int], None] | None =
         "num_blocks": budget.num_blocks,
         "tokenizer": tokenizer,
         "chat_template": _chat_template(config, decoder, tokenizer),
+        "propose": PromptLookup() if config.prompt_lookup else None,
         "compile_guided": GuidedCompiler(tokenizer, info.vocab_size, info.eos_token_ids).compile,
     }
 
@@ -102,6 +105,12 @@ def _eos_token_ids(decoder: LoadedDecoder, tokenizer: Tokenizer) -> frozenset[in
     named = decoder.generation_config.get("eos_token_id", hf_config.get("eos_token_id"))
     ids = {*tokenizer.eos_token_ids, *(named if isinstance(named, list) else [named])}
     return frozenset(token for token in ids if isinstance(token, int) and 0 <= token < decoder.spec.vocab_size)
+
+
+def _config_defaults(decoder: LoadedDecoder) -> dict[str, Any]:
+    """Sampling defaults of config.json, where models had them before there was a generation_config.json."""
+    top_k = (decoder.hf_config or {}).get("top_k")
+    return {"top_k": top_k} if type(top_k) is int and 0 <= top_k < 2**31 else {}
 
 
 def _model_name(model: str) -> str:

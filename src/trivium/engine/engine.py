@@ -28,6 +28,7 @@ class ModelInfo:
     max_model_len: int  # prompt and output together, in tokens
     eos_token_ids: frozenset[int]
     generation_defaults: dict[str, Any] = field(default_factory=dict)  # temperature, top_p, … of generation_config.json
+    config_defaults: dict[str, Any] = field(default_factory=dict)  # top_k, where config.json has it
 
 
 @dataclass(slots=True)
@@ -44,6 +45,9 @@ class EngineStats:
     prefix_queries: int = 0  # prompt tokens looked up
     prefix_hits: int = 0  # prompt tokens found
     preemptions: int = 0
+    drafted: int = 0  # tokens that were guessed
+    accepted: int = 0  # of these, right
+    step_sizes: dict[int, int] = field(default_factory=dict)  # steps by the logarithm to base 2 of their tokens, rounded up
     finished: dict[str, int] = field(default_factory=dict)  # by finish reason
     rejected: int = 0
 

@@ -112,7 +112,11 @@ class Inbox:
             stats.used_blocks = scheduler.blocks.num_used
             stats.preemptions = scheduler.num_preemptions
             stats.prefix_queries, stats.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
+            stats.drafted, stats.accepted = scheduler.num_drafted, scheduler.num_accepted
             stats.steps += steps
+            if tokens := prompt_tokens + generated_tokens:
+                log2 = (tokens - 1).bit_length()
+                stats.step_sizes[log2] = stats.step_sizes.get(log2, 0) + steps
             stats.prompt_tokens += prompt_tokens
             stats.generated_tokens += generated_tokens
 
@@ -124,7 +128,8 @@ class Inbox:
     def stats(self) -> EngineStats:
         """A consistent copy."""
         with self._changed:
-            return replace(self._stats, waiting=self._num_posted + self._num_waiting, finished=dict(self._stats.finished))
+            stats, waiting = self._stats, self._num_posted + self._num_waiting
+            return replace(stats, waiting=waiting, finished=dict(stats.finished), step_sizes=dict(stats.step_sizes))
 
     def _admit(self, requests: Iterable[ActiveRequest], num_samples: int) -> None:
         seen = set(self._active)

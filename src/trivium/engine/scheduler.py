@@ -30,7 +30,7 @@ from trivium.errors import ConfigError
 __all__ = ["Chunk", "Proposer", "Scheduler", "StepPlan"]
 
 # Guesses at most so many next tokens of a sequence, as ids in the vocabulary.
-Proposer = Callable[[Sequence, int], Series[int]]
+Proposer = Callable[[Sequence, int, int], Series[int]]  # a sequence, the most tokens, how many sequences decode
 
 MAX_DRAFTS = 63  # with the row before them, the rows of one sequence that the core can sample in a step
 MIN_SHARE = 16  # rows: prompts are not cut finer to let several progress
@@ -101,6 +101,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.prefix_queries = 0  # prompt tokens looked up in the prefix cache, once per sequence
         self.prefix_hits = 0  # of these, found
+        self.num_drafted = 0  # tokens that were guessed
+        self.num_accepted = 0  # of these, right
         self._max_running = min(max_num_seqs, max_num_batched_tokens)
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
@@ -170,6 +172,8 @@ class Scheduler:
                 raise RuntimeError(
                     f"{sequence.key}: {accepted} rows accepted of {chunk.length} with {len(chunk.drafts)} drafts"
                 )
+            self.num_drafted += len(chunk.drafts)
+            self.num_accepted += accepted - (chunk.length - len(chunk.drafts))
             sequence.num_computed = chunk.start + accepted
             if accepted < chunk.length:
                 self.blocks.truncate(sequence, sequence.num_computed)
@@ -275,7 +279,7 @@ class Scheduler:
             if sequence.status is not _RUNNING:  # preempted for one before it
                 continue
             num_tokens = len(sequence.tokens)
-            drafts = self._drafts(sequence, draft_room) if draft_room else ()
+            drafts = self._drafts(sequence, draft_room, len(decoding)) if draft_room else ()
             if drafts and not self.blocks.allocate(sequence, num_tokens + len(drafts)):
                 drafts = ()
             if num_tokens > len(sequence.blocks) * block_size and not self._grow(sequence, num_tokens, plan):
@@ -285,13 +289,13 @@ class Scheduler:
             plan.chunks.append(Chunk(sequence, num_tokens - 1, 1 + len(drafts), True, drafts))
         return budget
 
-    def _drafts(self, sequence: Sequence, room: int) -> tuple[int, ...]:
+    def _drafts(self, sequence: Sequence, room: int, num_decoding: int) -> tuple[int, ...]:
         """Guesses that leave room for one more token: the one sampled after the last of them."""
         left = min(sequence.max_tokens - sequence.num_output_tokens - 1, self._max_model_len - len(sequence.tokens))
         limit = min(room, left, MAX_DRAFTS)
         if limit <= 0 or self._propose is None or not sequence.predictable:
             return ()
-        return tuple(self._propose(sequence, limit))[:limit]
+        return tuple(self._propose(sequence, limit, num_decoding))[:limit]
 
     def _grow(self, sequence: Sequence, num_tokens: int, plan: StepPlan) -> bool:
         """Give a running sequence blocks, preempting those of higher rank. False if it had to go itself."""

@@ -54,6 +54,7 @@ class Sequence:
     detokenizer: Detokenizer | None = None
     matcher: GuidedMatcher | None = None
     forced: list[int] = field(default_factory=list)  # tokens that must come next (end of thought)
+    drafting: Any = None  # what the scheduler's proposer remembers of the sequence
 
     @property
     def num_output_tokens(self) -> int:

@@ -1,0 +1,119 @@
+"""Prompt lookup: guesses what an answer goes on with from what its prompt, and the answer itself, have said before.
+
+The idea is Apoorv Saxena's (https://github.com/apoorvumang/prompt-lookup-decoding). A guess costs a row of a step, and saves a
+step if it is right: how many are made follows from how often they have been right and how many sequences share the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Series
+from dataclasses import dataclass, field
+
+from trivium.engine.sequence import Sequence
+
+__all__ = ["PromptLookup"]
+
+_GRAM = 3  # tokens that must have occurred before, in this order
+_LONGEST = 12  # tokens of an occurrence that are compared
+_MOST = 24  # guesses a step
+
+# What a further row costs, as a part of the step of a single sequence, whose time is that of reading the weights.
+_ROW_COST = 0.25
+
+# How likely a guess is right, by the length of the occurrence, before anything is known; it counts as so many observations.
+_PRIOR = {3: 0.35, 4: 0.45, 6: 0.6, 9: 0.75, _LONGEST: 0.85}
+_PRIOR_WEIGHT = 3.0
+_FORGIVENESS = 0.01  # how much nearer to the prior a chance comes for each time that it was too low
+_MEMORY = 0.9  # share of what was observed that still counts one proposal later
+
+
+class PromptLookup:
+    """A `Proposer`. Its state is kept with each sequence; it runs on the engine's thread."""
+
+    def __call__(self, sequence: Sequence, limit: int, num_decoding: int) -> Series[int]:
+        """At most `limit` tokens that may come next, when `num_decoding` sequences share the step."""
+        history: _History | None = sequence.drafting
+        if history is None:
+            history = sequence.drafting = _History()
+        tokens = sequence.tokens
+        history.settle(tokens)
+        start = history.find(tokens)
+        if start is None:
+            return ()
+        kind = _kind(_overlap(tokens, start))
+        count = min(limit, history.worthwhile(kind, num_decoding))
+        if count:
+            history.proposed, history.kind, history.at = _continuation(tokens, start, count), kind, len(tokens)
+        return history.proposed
+
+
+@dataclass(slots=True)
+class _History:
+    """What a sequence has said, and how well guesses have done.
+
+    `ends` maps the last `_GRAM` tokens before a position to the latest such position; it covers `indexed` tokens.
+    """
+
+    ends: dict[tuple[int, ...], int] = field(default_factory=dict)
+    indexed: int = _GRAM
+    proposed: tuple[int, ...] = ()
+    kind: int = _GRAM
+    at: int = 0  # where the first of `proposed` would stand
+    right: dict[int, float] = field(default_factory=lambda: {kind: _PRIOR_WEIGHT * p for kind, p in _PRIOR.items()})
+    seen: dict[int, float] = field(default_factory=lambda: dict.fromkeys(_PRIOR, _PRIOR_WEIGHT))
+
+    def settle(self, tokens: list[int]) -> None:
+        """See which of the last guesses came true: up to the first wrong one, those after it were never tried."""
+        if not self.proposed:
+            return
+        right = 0
+        for guess, token in zip(self.proposed, tokens[self.at :], strict=False):
+            if guess != token:
+                break
+            right += 1
+        kind = self.kind
+        self.right[kind] = _MEMORY * self.right[kind] + right
+        self.seen[kind] = _MEMORY * self.seen[kind] + right + (right < len(self.proposed))
+        self.proposed = ()
+
+    def find(self, tokens: list[int]) -> int | None:
+        """The position after the latest earlier occurrence of the last tokens."""
+        ends = self.ends
+        for end in range(self.indexed, len(tokens)):
+            ends[tuple(tokens[end - _GRAM : end])] = end
+        self.indexed = max(self.indexed, len(tokens))
+        return ends.get(tuple(tokens[-_GRAM:]))
+
+    def worthwhile(self, kind: int, num_decoding: int) -> int:
+        """How many guesses pay: the n-th is tried if all before it are right too, and must be worth its row."""
+        chance = self.right[kind] / self.seen[kind]
+        # A right guess saves a row of a later step, and with it the sequence's share of reading the weights.
+        price = _ROW_COST * num_decoding / (1.0 + _ROW_COST * (num_decoding - 1))
+        if chance <= price:
+            # What is not tried cannot do better, so a bad name is forgotten in time.
+            self.right[kind] += _FORGIVENESS * (_PRIOR[kind] * self.seen[kind] - self.right[kind])
+            return 0
+        return _MOST if chance >= 1.0 else min(_MOST, int(math.log(price) / math.log(chance)))
+
+
+def _kind(overlap: int) -> int:
+    """The key of `_PRIOR` for an occurrence of this length."""
+    return max(kind for kind in _PRIOR if kind <= overlap)
+
+
+def _overlap(tokens: list[int], start: int) -> int:
+    """How many tokens before `start` equal those at the end."""
+    length = _GRAM
+    while length < min(start, _LONGEST) and tokens[start - 1 - length] == tokens[-1 - length]:
+        length += 1
+    return length
+
+
+def _continuation(tokens: list[int], start: int, count: int) -> tuple[int, ...]:
+    """The tokens from `start` on; past the end it goes on with what it has given, as a loop would."""
+    found = tokens[start : start + count]
+    period = len(tokens) - start
+    while len(found) < count:
+        found.append(found[len(found) - period])
+    return tuple(found)
