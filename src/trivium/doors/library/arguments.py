@@ -145,7 +145,7 @@ _CHUNKS = "prompts are always cut into chunks of `max_num_batched_tokens`"
 _PORTS = "the library opens no ports"
 _MEDIA = "this engine's models read text only"
 _CACHE = "cached prefixes live in the KV cache only"
-_SPECULATION = "speculation would change the speed only; tokens are generated one by one"
+_SPECULATION = "changes the speed only; `prompt_lookup` guesses by its own rules"
 
 ARGUMENTS: tuple[Argument, ...] = (
     _honoured("model", "GGUF file, Hugging Face folder, catalogue name or alias", "model"),
@@ -238,6 +238,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     _honoured("kv_cache_memory", "bytes for the KV cache; unset: a quarter of the available memory, at most what is useful"),
     _honoured("num_kv_blocks", "exact number of KV blocks"),
     _honoured("kv_cache_dtype", "'auto', 'float16' or 'float32'"),
+    _honoured("prompt_lookup", "guess tokens from what prompt and answer have said before (True); no answer changes"),
     _honoured("activation_dtype", "'auto', 'int8', 'int16' (near exact) or 'float32' (exact, slow)"),
     _honoured("max_waiting", "requests that wait inside the engine (512); longer batches are fed gradually"),
 )
