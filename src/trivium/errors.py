@@ -29,6 +29,8 @@ __all__ = [
     "UnsupportedModelError",
 ]
 
+_SHOWN_CHARS = 200  # of a wrong value in a message
+
 
 class TriviumError(Exception):
     """Base of every exception that Trivium raises on purpose."""
@@ -85,8 +87,10 @@ class RequestError(EngineError, ValueError):
 
     @classmethod
     def out_of_range(cls, field: str, allowed: str, value: object) -> RequestError:
-        """An error that names the field, what was allowed and what came."""
-        return cls(f"{field} must be {allowed}, got {value!r}", field=field, allowed=allowed, value=value)
+        """An error that names the field, what was allowed and what came, cut short if that is long."""
+        shown = value[:_SHOWN_CHARS] if isinstance(value, str) else value
+        message = f"{field} must be {allowed}, got {shown!r:.{_SHOWN_CHARS}}"
+        return cls(message, field=field, allowed=allowed, value=value)
 
 
 class PromptTooLongError(RequestError):

@@ -10,32 +10,12 @@ from click.testing import CliRunner, Result
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "doors" / "library"))
 
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, RoleTemplate
 
 from trivium.cli import answer
 from trivium.cli.main import cli
 
 __all__ = ["FakeEngine", "RoleTemplate", "run", "use_engine"]
-
-
-class RoleTemplate:
-    """A chat template: `role: content` lines, then `assistant: `."""
-
-    def __init__(self):
-        self.calls = []
-
-    def render(self, messages, *, tools=None, variables=None):
-        self.calls.append({"tools": tools, **(variables or {})})
-        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
-        return Rendered("".join(lines) + "assistant: ")
-
-
-class Rendered:
-    def __init__(self, text):
-        self.text = text
-
-    def tokens(self, tokenizer):
-        return tokenizer.encode(self.text)
 
 
 def use_engine(monkeypatch, reply=None, **options):

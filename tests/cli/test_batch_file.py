@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 
 from trivium.cli.batch_file import BatchLine, Results, count_lines, read_lines
-from trivium.cli.batch_request import CHAT, COMPLETIONS
-from trivium.cli.batch_response import error_body
+from trivium.doors.http.openai.request import CHAT, COMPLETIONS
 from trivium.errors import ConfigError
 
 
 def line(**changes):
     return {"custom_id": "a", "method": "POST", "url": CHAT, "body": {}, **changes}
+
+
+def error_body(message):
+    return {"error": {"message": message, "type": "invalid_request_error", "param": "n", "code": None}}
 
 
 def read(path, *lines):
@@ -69,7 +72,7 @@ def test_results(target):
         results.answer(request, "r1", {"text": "ü\ud800"})
         assert len(target.read_text("utf-8").splitlines()) == 1  # at once, not at the end
         results.fault(fault)
-        results.failure(BatchLine(3, "c"), "r3", 400, error_body("wrong", status=400, param="n"))
+        results.failure(BatchLine(3, "c"), "r3", 400, error_body("wrong"))
     assert "ä" in target.read_text("utf-8")
     answer, invalid, failure = [json.loads(text) for text in target.read_text("utf-8").splitlines()]
     assert answer.pop("id").startswith("batch_req_")
@@ -91,7 +94,7 @@ def test_resume(target):
         assert not any(map(results.has, (done, fault, refused)))
         results.answer(done, "r", {})
         results.fault(fault)
-        results.failure(refused, "r", 400, error_body("wrong", status=400))
+        results.failure(refused, "r", 400, error_body("wrong"))
     whole = target.read_bytes()
     target.write_bytes(whole + b'{"id": "batch_req_1", "custom_id": "d", "resp')
     with Results(target) as results:
@@ -108,7 +111,7 @@ def test_resume(target):
 def test_failures_that_may_pass_are_not_held(target, status):
     line = BatchLine(1, "a")
     with Results(target) as results:
-        results.failure(line, "r", status, error_body("later", status=status))
+        results.failure(line, "r", status, error_body("later"))
     with Results(target) as results:
         assert not results.has(line)
         results.answer(line, "r", {})

@@ -10,8 +10,8 @@ import pytest
 from cli_parts import FakeEngine, RoleTemplate, run, use_engine
 
 from trivium.cli.batch_file import Results, read_lines
-from trivium.cli.batch_request import CHAT, COMPLETIONS
 from trivium.cli.run_batch import BatchRun
+from trivium.doors.http.openai.request import CHAT, COMPLETIONS
 
 
 def chat_line(custom_id, text="hi", **body):
@@ -84,7 +84,7 @@ def test_completions(monkeypatch, source, target):
     assert logprobs["tokens"] == list("one.#0")
     assert logprobs["text_offset"] == [0, 1, 2, 3, 4, 5]
     assert logprobs["token_logprobs"] == [-0.5] * 6
-    assert logprobs["top_logprobs"][0] == {"p": -2.0}
+    assert logprobs["top_logprobs"][0] == {"o": -0.5, "p": -2.0}
 
 
 def test_bad_lines_stop_no_others(monkeypatch, source, target):
@@ -93,6 +93,7 @@ def test_bad_lines_stop_no_others(monkeypatch, source, target):
         source,
         chat_line("unknown", echo=True),
         chat_line("range", temperature=-1),
+        chat_line("stream", stream=True),
         "garbage",
         chat_line("good"),
         chat_line("good"),
@@ -102,21 +103,22 @@ def test_bad_lines_stop_no_others(monkeypatch, source, target):
     )
     result = run("run-batch", "-i", source, "-o", target)
     assert result.exit_code == 0
-    assert "2 answered, 6 failed" in result.stderr
+    assert "2 answered, 7 failed" in result.stderr
     lines = [json.loads(line) for line in target.read_text().splitlines()]
-    assert len(lines) == 8
+    assert len(lines) == 9
     by_id = {record["custom_id"]: record for record in lines if record["response"] is not None}
     assert by_id["unknown"]["response"]["status_code"] == 400
     assert by_id["unknown"]["response"]["body"]["error"]["param"] == "echo"
     assert "echo" in by_id["unknown"]["error"]["message"]
     assert by_id["range"]["response"]["body"]["error"]["param"] == "temperature"
+    assert by_id["stream"]["response"]["body"]["error"]["param"] == "stream"
     assert by_id["long"]["response"]["status_code"] == 400
     assert by_id["fails"]["response"]["status_code"] == 500
     assert by_id["fails"]["error"]["message"] == "the step failed"
     assert by_id["good"]["error"] is None
     assert by_id["good too"]["error"] is None
     faults = [record["error"]["line"] for record in lines if record["response"] is None]
-    assert faults == [3, 5]
+    assert faults == [4, 6]
 
 
 def test_goes_on_after_a_crash(monkeypatch, source, target):
@@ -154,11 +156,11 @@ def test_failures_of_the_engine_are_repeated(monkeypatch, source, target):
     assert sorted(lines) == ["a", "a", "b", "c"]
 
 
-@pytest.mark.parametrize("broken", ["batch_request.BodyReader.read", "batch_response.ResponseWriter.write"])
+@pytest.mark.parametrize("broken", ["request.BodyReader.read", "response.response_body"])
 def test_unforeseen_errors_stop_no_others(monkeypatch, caplog, source, target, broken):
     use_engine(monkeypatch, reply)
-    owner, _, name = f"trivium.cli.{broken}".rpartition(".")
-    method = pkgutil.resolve_name(f"trivium.cli.{broken}")
+    owner, _, name = f"trivium.doors.http.openai.{broken}".rpartition(".")
+    method = pkgutil.resolve_name(f"{owner}.{name}")
     calls = itertools.count()
 
     def fail_first(*args):

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 from uuid import uuid4
 
-from trivium.cli.batch_request import CHAT, COMPLETIONS
+from trivium.doors.http.openai.request import CHAT, COMPLETIONS
 from trivium.errors import ConfigError
 
 __all__ = ["BatchLine", "Results", "count_lines", "read_lines"]

@@ -18,7 +18,7 @@ from trivium.errors import EngineError, RequestError
 
 if TYPE_CHECKING:
     from trivium.cli.batch_file import BatchLine, Results
-    from trivium.cli.batch_request import OpenAIRequest
+    from trivium.doors.http.openai.request import OpenAIRequest
     from trivium.engine.engine import Engine
     from trivium.engine.outputs import OutputDelta
 
@@ -71,14 +71,13 @@ def command(source: Path, target: Path, overwrite: bool, **flags: Any) -> None:
 
 @dataclass(slots=True)
 class _Job:
-    """A request on its way: the deltas of its samples, and how many have not ended."""
+    """A request on its way: its deltas, and how many of its samples have not ended."""
 
     line: BatchLine
     request_id: str
     asked: OpenAIRequest
-    samples: list[list[OutputDelta]] = field(default_factory=list)
-    unfinished: int = 0
-    error: Exception | None = None
+    unfinished: int
+    deltas: list[OutputDelta] = field(default_factory=list)
 
 
 class BatchRun:
@@ -86,24 +85,17 @@ class BatchRun:
 
     def __init__(self, engine: Engine, results: Results, on_result: Callable[[], object] = lambda: None) -> None:
         """Raises `ConfigError` for a parser that the model's vocabulary does not suit."""
-        from trivium.cli.batch_request import BodyReader
-        from trivium.cli.batch_response import ResponseWriter
-        from trivium.parsing import get_reasoning_parser, get_tool_parser
+        from trivium.doors.http.openai.request import BodyReader
 
-        config, tokenizer = engine.config, engine.tokenizer
-        tools = None if config.tool_call_parser is None else get_tool_parser(config.tool_call_parser)(tokenizer)
-        reasoning = None
-        if config.reasoning_parser is not None:
-            reasoning = get_reasoning_parser(config.reasoning_parser)(tokenizer, keep_tool_calls=tools is not None)
+        config = engine.config
         self._engine = engine
         self._results = results
         self._on_result = on_result
-        self._reader = BodyReader(engine, reasoning)
-        self._writer = ResponseWriter(engine, reasoning, tools)
+        self._reader = BodyReader(engine)
         # Enough that the engine always finds the next sequence waiting, never so many that its queue is full.
         self._bound = min(config.max_waiting, 2 * config.max_num_seqs)
         self._outputs: SimpleQueue[Sequence[OutputDelta]] = SimpleQueue()
-        self._places: dict[str, tuple[_Job, int]] = {}  # request id -> job, and where the request's samples begin
+        self._jobs: dict[str, _Job] = {}  # by request id
         self._in_flight = 0  # samples
         self.answered = self.failed = self.skipped = 0
 
@@ -129,20 +121,20 @@ class BatchRun:
         request_id = uuid4().hex
         try:
             asked = self._reader.read(line.url, line.body, request_id)
+            if asked.stream:
+                raise RequestError.out_of_range("stream", "false in a batch", True)
         except EngineError as error:
             self._fail(line, request_id, error)
             return
         except Exception as error:  # one line's fault, whatever it is, stops no other
             self._break(line, request_id, error)
             return
-        job = _Job(line, request_id, asked, [[] for _ in range(asked.num_samples)], asked.num_samples)
-        first = 0
+        job = _Job(line, request_id, asked, asked.num_samples)
         for request in asked.requests:
             while self._in_flight and self._in_flight + request.n > self._bound:
                 self._take()
-            self._places[request.request_id] = (job, first)
+            self._jobs[request.request_id] = job
             self._in_flight += request.n
-            first += request.n
             self._engine.submit([request], self._receive)
 
     def _receive(self, outputs: Sequence[OutputDelta]) -> None:
@@ -152,25 +144,24 @@ class BatchRun:
     def _take(self) -> None:
         """Wait for deltas; write the results of the jobs that they end."""
         for delta in self._outputs.get():
-            job, first = self._places[delta.request_id]
-            job.samples[first + delta.index].append(delta)
-            if not delta.finished:
-                continue
-            self._in_flight -= 1
-            job.unfinished -= 1
-            if delta.finish_reason not in ("stop", "length"):
-                job.error = job.error or delta.error or EngineError(f"the answer ended early: {delta.finish_reason}")
-            if not job.unfinished:
-                self._finish(job)
+            job = self._jobs[delta.request_id]
+            job.deltas.append(delta)
+            if delta.finished:
+                self._in_flight -= 1
+                job.unfinished -= 1
+                if not job.unfinished:
+                    self._finish(job)
 
     def _finish(self, job: _Job) -> None:
+        from trivium.doors.http.openai.response import response_body
+
         for request in job.asked.requests:
-            del self._places[request.request_id]
-        if job.error is not None:
-            self._fail(job.line, job.request_id, job.error)
-            return
+            del self._jobs[request.request_id]
         try:
-            body = self._writer.write(job.asked, job.samples)
+            body = response_body(job.asked, job.deltas, self._engine.model_info.name)
+        except EngineError as error:
+            self._fail(job.line, job.request_id, error)
+            return
         except Exception as error:  # as in _start
             self._break(job.line, job.request_id, error)
             return
@@ -182,12 +173,11 @@ class BatchRun:
         log.error("line %d of the batch failed", line.number, exc_info=error)
         self._fail(line, request_id, EngineError(f"{type(error).__name__}: {error}"))
 
-    def _fail(self, line: BatchLine, request_id: str, error: Exception) -> None:
-        from trivium.cli.batch_response import error_body
+    def _fail(self, line: BatchLine, request_id: str, error: EngineError) -> None:
+        from trivium.doors.http.errors import OpenAIErrors
 
-        status = error.error_code if isinstance(error, EngineError) else EngineError.error_code
-        param = error.field if isinstance(error, RequestError) else None
-        self._results.failure(line, request_id, status, error_body(str(error), status=status, param=param))
+        form = OpenAIErrors()
+        self._results.failure(line, request_id, form.status(error), form.body(error))
         self._count(failed=True)
 
     def _count(self, *, failed: bool) -> None:

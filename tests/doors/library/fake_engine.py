@@ -13,6 +13,7 @@ from trivium.engine.engine import Engine, EngineStats, ModelInfo
 from trivium.engine.outputs import OutputDelta, OutputSink, RequestTimes, TokenLogprobs
 from trivium.engine.request import GenerationRequest
 from trivium.errors import EngineDeadError, EngineError, PromptTooLongError, QueueFullError
+from trivium.models.chat_template import RenderedPrompt
 
 EOS = 256
 THINK = {"<think>": 257, "</think>": 258, "<tool_call>": 259}
@@ -22,6 +23,7 @@ class FakeTokenizer:
     """Bytes as tokens, then the end token and the tags that parsers look for."""
 
     vocab_size = 260
+    special_ids: frozenset[int] = frozenset()
     special_texts: tuple[str, ...] = ()
     special_tokens: dict[str, str] = {}  # noqa: RUF012
 
@@ -42,6 +44,21 @@ class FakeTokenizer:
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         return b"".join(self.token_bytes(i) for i in ids).decode("utf-8", "replace")
+
+
+class RoleTemplate:
+    """A chat template: `tool: name` lines, `role: content` lines, then `assistant: `. It records what it is given."""
+
+    source = "<tool_call>"
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def render(self, messages, *, tools=None, add_generation_prompt=True, variables=None):  # type: ignore[no-untyped-def]
+        self.calls.append({"tools": tools, **(variables or {})})
+        lines = [f"tool: {tool['function']['name']}\n" for tool in tools or ()]
+        lines += [f"{message['role']}: {message['content']}\n" for message in messages]
+        return RenderedPrompt("".join(lines) + ("assistant: " if add_generation_prompt else ""))
 
 
 @dataclass

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from trivium.doors.dispatcher import ClientGoneError
 from trivium.engine.outputs import OutputDelta
 from trivium.errors import DeadlineExceededError, EngineDeadError, EngineError, PromptTooLongError, QueueFullError, RequestError
 
@@ -24,10 +25,6 @@ class HttpError(Exception):
         self.status = status
         self.field = field
         self.headers = dict(headers or {})
-
-
-class ClientGoneError(Exception):
-    """The client has closed its connection, or reads too slowly: nobody is left to answer."""
 
 
 def failure(delta: OutputDelta) -> EngineError | None:
@@ -94,7 +91,11 @@ class OpenAIErrors(ErrorForm):
     def body(self, error: Exception) -> dict[str, Any]:
         status = self.status(error)
         kind = self._TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-        code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else self._CODES.get(status)
+        code = self._CODES.get(status)
+        if isinstance(error, PromptTooLongError):
+            code = "context_length_exceeded"
+        elif status == 404 and _field(error) == "model":
+            code = "model_not_found"
         return {"error": {"message": _message(error), "type": kind, "param": _field(error), "code": code}}
 
 
@@ -105,6 +106,7 @@ class AnthropicErrors(ErrorForm):
         401: "authentication_error",
         403: "permission_error",
         404: "not_found_error",
+        408: "timeout_error",
         413: "request_too_large",
         429: "rate_limit_error",
         503: "overloaded_error",
@@ -150,6 +152,6 @@ _OPENAI, _ANTHROPIC, _INFER = OpenAIErrors(), AnthropicErrors(), InferErrors()
 
 def form_of(path: str) -> ErrorForm:
     """The form of the API that a path belongs to."""
-    if path in ("/infer", "/infer_token"):
+    if path in ("/infer", "/infer_token", "/v1/tokenizer"):
         return _INFER
     return _ANTHROPIC if path == "/v1/messages" or path.startswith("/v1/messages/") else _OPENAI

@@ -5,15 +5,19 @@ from __future__ import annotations
 __all__ = [
     "BODY_SECONDS",
     "HEADER_SECONDS",
+    "KEEP_ALIVE_SECONDS",
+    "MAX_BAD_WORDS",
     "MAX_HEADER_BYTES",
     "MAX_JSON_DEPTH",
     "MAX_MESSAGES",
     "MAX_PENDING_DELTAS",
+    "MAX_PIPELINED",
     "MAX_PROMPTS",
     "MAX_PROMPT_CHARS",
     "MAX_SAMPLES",
     "MAX_STOP_CHARS",
     "MAX_STOP_STRINGS",
+    "MAX_STOP_TOKEN_IDS",
     "MAX_TOOLS",
     "STALL_SECONDS",
 ]
@@ -21,6 +25,8 @@ __all__ = [
 MAX_HEADER_BYTES = 64 * 1024  # request line and headers together: 431
 HEADER_SECONDS = 30.0  # from a connection, or the first byte of a further request, to the end of the headers
 BODY_SECONDS = 60.0  # from the headers to the end of the body: 408
+KEEP_ALIVE_SECONDS = 180.0  # that a connection may stay open between requests
+MAX_PIPELINED = 8  # requests that a connection may send ahead of their answers
 MAX_JSON_DEPTH = 64
 MAX_PROMPT_CHARS = 4 * 2**20  # of one prompt, or of a conversation's texts together
 MAX_MESSAGES = 4096
@@ -28,7 +34,9 @@ MAX_PROMPTS = 512  # of one completion request
 MAX_SAMPLES = 128  # `n`
 MAX_TOOLS = 128
 MAX_STOP_STRINGS = 32
-MAX_STOP_CHARS = 1024  # of one stop string
+MAX_STOP_CHARS = 1024  # of one stop string, or bad word
+MAX_STOP_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 256
 
 # A reader that takes nothing for so long, or lets so much pile up, is gone: its request is aborted.
 STALL_SECONDS = 60.0
