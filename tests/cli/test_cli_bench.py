@@ -5,7 +5,7 @@ import json
 import pytest
 from cli_parts import run, use_engine
 
-from trivium.cli.bench import _spread
+from trivium.cli.bench.report import spread
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_too_long(opened):
     assert result.stderr.startswith("trivium: error: the prompt has 600 tokens")
 
 
-def test_spread():
+def testspread():
     values = [float(i) for i in range(1, 101)]
-    assert _spread(values[::-1]) == {"mean": 50.5, "median": 50.5, "p90": 90.0, "p99": 99.0}
-    assert _spread([2.0]) == {"mean": 2.0, "median": 2.0, "p90": 2.0, "p99": 2.0}
+    assert spread(values[::-1]) == {"mean": 50.5, "median": 50.5, "p90": 90.0, "p99": 99.0}
+    assert spread([2.0]) == {"mean": 2.0, "median": 2.0, "p90": 2.0, "p99": 2.0}
