@@ -1,1 +1,1 @@
-"""The page at `/`: one HTML file that talks to the server it came from."""
+"""The page at `/`: HTML, CSS and JavaScript without a build step, that talks to the server it came from."""
