@@ -8,7 +8,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/trivium/native/*.* src/tr
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-portable test-oracle lint format golden clean
+.PHONY: help install serve chat test test-portable test-oracle test-browser lint format golden clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,13 +22,17 @@ $(STAMP): $(BIN)/python $(NATIVE)
 
 install: $(STAMP)  ## make .venv and install Trivium in it
 
-serve: $(STAMP)  ## install, fetch the default model, talk to it (PROMPT="…" answers one question)
+serve: $(STAMP)  ## install, fetch the default model, serve it (ARGS="--port 9000 …": see `trivium serve --help`)
+	$(BIN)/trivium pull smollm2
+	exec $(BIN)/trivium serve $(ARGS)
+
+chat: $(STAMP)  ## install, fetch the default model, talk to it (PROMPT="…" answers one question)
 	$(BIN)/trivium pull smollm2
 	$(if $(PROMPT),$(BIN)/trivium generate "$(PROMPT)",$(BIN)/trivium chat)
 
 test: $(STAMP)  ## the whole suite, without a network once the model is there
 	$(BIN)/trivium pull smollm2
-	$(PYTEST) -m 'not oracle'
+	$(PYTEST) -m 'not oracle and not browser'
 
 test-portable: $(STAMP)  ## the native tests on a CPU model without AVX (needs qemu-user)
 	qemu-x86_64 -cpu Nehalem $(BIN)/python -m pytest tests/native -m 'not oracle' -p no:cacheprovider
@@ -41,6 +45,14 @@ $(VENV)/.oracle: $(STAMP)
 test-oracle: $(VENV)/.oracle  ## recompute what the golden files hold, with torch and transformers
 	$(BIN)/trivium pull smollm2
 	$(PYTEST) -m oracle tests/oracle
+
+$(VENV)/.browser: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[browser]'
+	touch $@
+
+test-browser: $(VENV)/.browser  ## drive the page in a real Chromium (needs chromium and chromium-driver)
+	$(BIN)/trivium pull smollm2
+	$(PYTEST) -m browser tests/browser
 
 golden: $(VENV)/.oracle  ## make the golden files anew
 	for script in tests/golden/make_*.py; do $(BIN)/python $$script || exit 1; done

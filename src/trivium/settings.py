@@ -66,14 +66,15 @@ class Settings:
         flags: Mapping[str, Any] | None = None,
         file: str | os.PathLike[str] | None = None,
         environ: Mapping[str, str] | None = None,
+        base: Mapping[str, Any] | None = None,
     ) -> Kind:
-        """Merge options: flags stand above `TRIVIUM_…` variables, above the TOML file, above the defaults.
+        """Merge options: flags stand above `TRIVIUM_…` variables, above the TOML file, above `base`, above the defaults.
 
         None, and an empty list, in `flags` count as not given.
         """
         hints = _hints(cls)
         names = [f.name for f in fields(cls)]
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = dict(base or {})
         if file is not None:
             values.update(_read_toml(Path(file), names, cls.table))
         for name in names:

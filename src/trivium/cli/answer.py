@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -21,14 +21,18 @@ __all__ = ["Answer", "encode_messages", "open_engine", "stream"]
 _BIG = 300_000_000  # bytes of weights from which loading takes long enough for a progress bar
 
 
-def open_engine(config: EngineConfig) -> Engine:
-    """Load the model, with a progress bar on a terminal if it is big. Raises `ModelLoadError`, `ConfigError`."""
+def open_engine(config: EngineConfig, check: Callable[[], object] = lambda: None) -> Engine:
+    """Load the model, with a progress bar on a terminal if it is big. Raises `ModelLoadError`, `ConfigError`.
+
+    `check` is called now and then meanwhile; what it raises ends the loading.
+    """
     from trivium.engine.native_engine import NativeEngine
 
     bar: Any = None
 
     def progress(done: int, total: int) -> None:
         nonlocal bar
+        check()
         if bar is None and total > _BIG:
             from trivium.doors.library.progress import LoadProgress
 

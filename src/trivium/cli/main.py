@@ -94,12 +94,13 @@ def _drop_unwritable_output() -> None:
     "trivium",
     cls=LazyGroup,
     modules={
+        "serve": ("trivium.cli.serve", "Answer requests over HTTP."),
         "generate": ("trivium.cli.generate", "Answer or continue one prompt."),
         "chat": ("trivium.cli.chat", "Talk with a model."),
         "run-batch": ("trivium.cli.run_batch", "Answer a file of requests in OpenAI's batch format."),
         "pull": ("trivium.cli.pull", "Fetch a model and print where it is."),
         "info": ("trivium.cli.info", "Show a model, its memory plan and this machine."),
-        "bench": ("trivium.cli.bench", "Measure latency or throughput."),
+        "bench": ("trivium.cli.bench", "Measure latency, throughput, or a server under load."),
     },
     context_settings={"help_option_names": ["-h", "--help"]},
 )

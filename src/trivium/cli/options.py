@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
 from typing import Any, Literal
 
@@ -79,13 +79,15 @@ def engine_options(*, without: Collection[str] = ()) -> Callable[[Function], Fun
     return decorate
 
 
-def read_settings(kind: type[Kind], flags: dict[str, Any], *, file: str | None = None, **fixed: Any) -> Kind:
+def read_settings(
+    kind: type[Kind], flags: dict[str, Any], *, file: str | None = None, base: Mapping[str, Any] | None = None, **fixed: Any
+) -> Kind:
     """Take the fields of `kind` out of a command's keywords and build the configuration; `fixed` values stand above all.
 
     Raises `ConfigError`.
     """
     names = [f.name for f in fields(kind) if f.name in flags]
-    return kind.load({name: flags.pop(name) for name in names} | fixed, file=file)
+    return kind.load({name: flags.pop(name) for name in names} | fixed, file=file, base=base)
 
 
 def read_config(flags: dict[str, Any], **fixed: Any) -> EngineConfig:

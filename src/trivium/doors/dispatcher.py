@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trivium.engine.engine import Engine
 from trivium.engine.outputs import OutputDelta
 from trivium.engine.request import GenerationRequest
-from trivium.errors import EngineError
 
-__all__ = ["DispatchObserver", "Dispatcher", "Generation"]
+__all__ = ["ClientGoneError", "DispatchObserver", "Dispatcher", "Generation"]
 
 MakeRequests = Callable[[], Sequence[GenerationRequest]]
+
+
+class ClientGoneError(Exception):
+    """The client has closed its connection, or reads too slowly: nobody is left to answer."""
 
 
 class DispatchObserver:
@@ -23,11 +28,11 @@ class DispatchObserver:
     def submitted(self, requests: Sequence[GenerationRequest]) -> None:
         """The engine has taken these requests."""
 
-    def refused(self, error: EngineError) -> None:
+    def refused(self, error: Exception) -> None:
         """Requests were not taken: they are wrong, the queue is full, or the engine has gone."""
 
     def delivered(self, outputs: Sequence[OutputDelta]) -> None:
-        """All deltas of one step."""
+        """All deltas of one step. The first may come before `submitted` is called."""
 
 
 class Generation:
@@ -36,6 +41,8 @@ class Generation:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.requests: tuple[GenerationRequest, ...] = ()
         self.unfinished = 0  # samples
+        self.num_output_tokens = 0  # so far, of all samples
+        self.ended: list[OutputDelta] = []  # the last delta of each sample that has ended
         self.closed = False
         self.on_close: Callable[[], object] | None = None
         self._dispatcher = dispatcher
@@ -94,11 +101,17 @@ class Generation:
 
     def push(self, delta: OutputDelta) -> None:
         """For the dispatcher: a delta has come."""
+        self.num_output_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
             self.unfinished -= 1
-        if not self.closed:
-            self._pending.append(delta)
-            self._wake()
+            self.ended.append(delta)
+        if self.closed:
+            return
+        self._pending.append(delta)
+        if len(self._pending) > self._dispatcher.max_pending:
+            self.fail(ClientGoneError())
+            self.close()
+        self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -111,9 +124,11 @@ class Dispatcher:
     Everything but `_submit` and the sink runs on the loop. `observer` sees all that passes.
     """
 
-    def __init__(self, engine: Engine, observer: DispatchObserver | None = None) -> None:
-        """Belongs to the running loop."""
+    def __init__(self, engine: Engine, observer: DispatchObserver | None = None, *, max_pending: int = sys.maxsize) -> None:
+        """Belongs to the running loop. A reader that lets more than `max_pending` deltas wait gets `ClientGoneError`."""
         self.engine = engine
+        self.max_pending = max_pending
+        self.busy_since = 0.0  # when the first of the open exchanges came, on the time.monotonic clock
         self.loop = asyncio.get_running_loop()
         self._observer = observer or DispatchObserver()
         self._routes: dict[str, _Route] = {}  # by request id, until its samples have ended
@@ -139,11 +154,11 @@ class Dispatcher:
             await asyncio.shield(job)
         except asyncio.CancelledError:
             generation.close()
-            job.add_done_callback(self._cancelled)
+            job.add_done_callback(lambda job: self._cancelled(generation, job))
             raise
         except BaseException as error:
             self._ended()
-            if isinstance(error, EngineError):
+            if isinstance(error, Exception):
                 self._observer.refused(error)
             raise
         self._observer.submitted(generation.requests)
@@ -188,10 +203,12 @@ class Dispatcher:
             self.engine.abort([request.request_id for request in requests])
         return True
 
-    def _cancelled(self, job: asyncio.Future[bool]) -> None:
+    def _cancelled(self, generation: Generation, job: asyncio.Future[bool]) -> None:
         """A submission whose caller has gone is over; if it went through, its last delta will close it."""
         if job.cancelled() or job.exception() is not None or not job.result():
             self._ended()
+        else:
+            self._observer.submitted(generation.requests)
 
     def _receive(self, outputs: Sequence[OutputDelta]) -> None:
         """The engine's sink, on its thread."""
@@ -212,6 +229,8 @@ class Dispatcher:
                 self._ended()
 
     def _opened(self) -> None:
+        if not self._num_open:
+            self.busy_since = time.monotonic()
         self._num_open += 1
         self._idle.clear()
 

@@ -3,34 +3,61 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 from typing import NoReturn
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from trivium.doors.http.access import AccessMiddleware, allowed_origins
 from trivium.doors.http.bodies import JsonResponse
+from trivium.doors.http.config import ServerConfig
 from trivium.doors.http.door import HttpDoor
 from trivium.doors.http.errors import ClientGoneError, ErrorForm, HttpError, form_of
+from trivium.doors.http.request_log import RequestLogMiddleware
+from trivium.doors.http.tracing import TracingMiddleware
 from trivium.errors import EngineError
 
 __all__ = ["create_app"]
 
 log = logging.getLogger("trivium.http")
 
+_SHOWN_CHARS = 200
+
 
 def create_app(door: HttpDoor, routes: list[BaseRoute]) -> Starlette:
     """An application for one listener of a door."""
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(ErrorMiddleware)],
+        middleware=[
+            Middleware(RequestLogMiddleware, metrics=door.metrics),
+            Middleware(TracingMiddleware, door=door),
+            *_cors(door.config),  # outside of errors, so that pages can read these, too
+            Middleware(ErrorMiddleware),
+            Middleware(AccessMiddleware, config=door.config),
+        ],
         exception_handlers={HTTPException: _to_http_error},
     )
+    app.router.redirect_slashes = False
     app.state.door = door
     return app
+
+
+def _cors(config: ServerConfig) -> list[Middleware]:
+    """What tells browsers that pages of other origins may call; nothing unless some are listed."""
+    origins = allowed_origins(config)
+    if not origins:
+        return []
+    exposed = ["X-Request-Id", "RequestUUID", "Retry-After"]
+    cors = Middleware(
+        CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=exposed
+    )
+    return [cors]
 
 
 class ErrorMiddleware:
@@ -45,10 +72,11 @@ class ErrorMiddleware:
             return
         started = False
 
-        async def watched(message: Message) -> None:
+        # Not a coroutine of its own: a stream comes through here with every token.
+        def watched(message: Message) -> Awaitable[None]:
             nonlocal started
             started = started or message["type"] == "http.response.start"
-            await send(message)
+            return send(message)
 
         try:
             await self._app(scope, receive, watched)
@@ -68,7 +96,7 @@ def _error_response(form: ErrorForm, error: Exception) -> JsonResponse:
 async def _to_http_error(request: Request, error: Exception) -> NoReturn:
     """Starlette's own errors: no such path, no such method there."""
     status = error.status_code if isinstance(error, HTTPException) else 500
-    path = request.url.path
+    path = request.url.path[:_SHOWN_CHARS]
     words = {404: f"there is nothing at {path}", 405: f"{path} does not take {request.method}"}
     headers = getattr(error, "headers", None)
     raise HttpError(status, words.get(status, str(error)), headers=headers) from None

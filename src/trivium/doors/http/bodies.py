@@ -41,7 +41,8 @@ async def read_json(request: Request, max_bytes: int, *, bad_status: int = 400) 
     try:
         data = await asyncio.wait_for(_read(request, max_bytes), BODY_SECONDS)
     except asyncio.TimeoutError:
-        raise HttpError(408, f"the body must arrive within {BODY_SECONDS:g} seconds") from None
+        message = f"the body must arrive within {BODY_SECONDS:g} seconds"
+        raise HttpError(408, message, headers={"Connection": "close"}) from None
     except ClientDisconnect:
         raise ClientGoneError from None
     if len(data) > _LARGE:

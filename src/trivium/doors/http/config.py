@@ -26,7 +26,9 @@ class ServerConfig(Settings):
     cors_origin: list[str] = option([], "origin, like https://app.example, whose pages may call this server; '*' for any")
     tls_cert: str | None = option(None, "certificate chain (PEM): serve https")
     tls_key: str | None = option(None, "its private key (PEM)")
-    tls_ca: str | None = option(None, "certificates (PEM) that client certificates must be signed by")
+    tls_key_password_file: str | None = option(None, "file whose first line is the password of an encrypted tls_key")
+    tls_ca: str | None = option(None, "certificates (PEM): every client must show one that these have signed")
+    tls_min_version: Literal["1.2", "1.3"] = option("1.2", "oldest version of TLS that is spoken")
     max_connections: int = option(1000, "connections at once; more are answered 503")
     max_request_bytes: int = option(40 * _MB, "bytes of a request's body")
     max_input_len: int | None = option(None, "tokens of a prompt; default: what max_model_len leaves")
@@ -36,6 +38,9 @@ class ServerConfig(Settings):
     request_timeout: float | None = option(None, "seconds from a request's arrival to the end of its answer; default: no limit")
     shutdown_timeout: float = option(30.0, "seconds that running answers get to finish when the server is told to end")
     infer_full_text: bool = option(False, "stream events of /infer hold all the text so far, not what is new")
+    infer_truncation: Literal["none", "right", "left"] = option(
+        "none", "/infer prompts longer than max_input_len: none refuses them, right and left cut that end off"
+    )
     log_format: Literal["text", "json"] = option("text", "form of the log's lines")
 
     def __post_init__(self) -> None:
@@ -50,7 +55,9 @@ class ServerConfig(Settings):
             all(key.isascii() and key.isprintable() for key in self.api_key), "api_key", "printable ASCII", "another string"
         )
         require((self.tls_cert is None) == (self.tls_key is None), "tls_key", "given together with tls_cert", self.tls_key)
-        require(self.tls_ca is None or self.tls_cert is not None, "tls_ca", "given together with tls_cert", self.tls_ca)
+        for name in ("tls_ca", "tls_key_password_file"):
+            value = getattr(self, name)
+            require(value is None or self.tls_cert is not None, name, "given together with tls_cert", value)
         require(1 <= self.max_connections <= 65536, "max_connections", "1..65536", self.max_connections)
         require(1024 <= self.max_request_bytes <= 2**31, "max_request_bytes", "1024..2^31", self.max_request_bytes)
         for name in ("max_input_len", "max_output_len"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -12,6 +13,8 @@ from trivium.doors.dispatcher import Dispatcher, Generation
 from trivium.doors.http.bodies import read_json
 from trivium.doors.http.config import ServerConfig
 from trivium.doors.http.errors import ClientGoneError, HttpError
+from trivium.doors.http.metrics import Metrics
+from trivium.doors.http.tracing import Tracing
 from trivium.engine.engine import Engine
 from trivium.engine.request import GenerationRequest
 
@@ -26,6 +29,10 @@ class HttpDoor:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.draining = False
+        self.start_time = time.monotonic()
+        self.metrics = Metrics()
+        self.tracing: Tracing | None = None
+        self.stop: Callable[[float | None], object] = lambda seconds: None  # the server's own; on its loop
         self._dispatcher: Dispatcher | None = None
         self._parts: dict[type, Any] = {}
 
@@ -73,7 +80,8 @@ class HttpDoor:
         Its `take` raises `ClientGoneError` when the client closes the connection. Raises what `Dispatcher.submit` does.
         """
         self.check_open()
-        generation = await self.dispatcher.submit(make)
+        request.state.generation = None  # from here on the dispatcher counts what becomes of it
+        generation = request.state.generation = await self.dispatcher.submit(make)
         watch = asyncio.get_running_loop().create_task(_watch(request, generation))
         generation.on_close = watch.cancel
         return generation

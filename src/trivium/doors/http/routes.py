@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.routing import BaseRoute
 
-from trivium.doors.http import openapi, operations, tokens
+from trivium.doors.http import openapi, operations, stats, tokens
 from trivium.doors.http.anthropic import routes as anthropic
 from trivium.doors.http.infer import routes as infer
 from trivium.doors.http.openai import routes as openai
@@ -16,10 +16,10 @@ __all__ = ["business_routes", "management_routes"]
 
 def business_routes() -> list[BaseRoute]:
     """What clients ask for."""
-    apis = (infer, openai, responses, anthropic, tokens, openapi, page)
+    apis = (infer, openai, responses, anthropic, tokens, openapi, stats, page)
     return [route for api in apis for route in api.routes()]
 
 
-def management_routes() -> list[BaseRoute]:
-    """What operators ask for: on a port of their own, or beside the rest."""
-    return operations.routes()
+def management_routes(*, own_port: bool) -> list[BaseRoute]:
+    """What operators ask for, beside the rest or on a port of their own; only there the server can be told to end."""
+    return operations.routes() + (operations.stop_routes() + openapi.routes() if own_port else [])

@@ -1,21 +1,38 @@
-"""`HttpServer`: listening sockets, and the life of the server from its start to its end."""
+"""`HttpServer`: the life of the http door from its start to its end."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
+import contextlib
+import logging
+import sys
 from collections.abc import Callable
 
-import uvicorn
+from starlette.routing import BaseRoute
 
 from trivium.doors.dispatcher import Dispatcher
 from trivium.doors.http.app import create_app
 from trivium.doors.http.config import ServerConfig
 from trivium.doors.http.door import HttpDoor
+from trivium.doors.http.limits import MAX_PENDING_DELTAS
+from trivium.doors.http.listener import Listener, bind
 from trivium.doors.http.routes import business_routes, management_routes
+from trivium.doors.http.tls import tls_context
+from trivium.doors.http.tracing import Tracing
 from trivium.engine.engine import Engine
+from trivium.errors import ConfigError
 
-__all__ = ["HttpServer"]
+__all__ = ["HttpServer", "StoppedError"]
+
+log = logging.getLogger("trivium.http")
+
+_SWITCH_SECONDS = 0.0002  # at Python's 5 ms, a busy event loop holds up every step of the engine
+_ABORT_SECONDS = 10.0  # a step of the engine, with room
+_FLUSH_SECONDS = 2.0  # for clients to read the end of their answers
+
+
+class StoppedError(Exception):
+    """Loading was given up, because the server has been told to end."""
 
 
 class HttpServer:
@@ -25,39 +42,116 @@ class HttpServer:
     """
 
     def __init__(self, config: ServerConfig, load: Callable[[], Engine]) -> None:
+        """Raises `ConfigError` for TLS files that are not as they should be."""
         self.config = config
         self.door = HttpDoor(config)
+        self.door.stop = self._begin_stop
         self.port: int | None = None  # the one in use, once `run` listens
+        self.management_port: int | None = None
+        self.urls: list[str] = []  # of the addresses that `run` listens on
         self._load = load
-        self._stop = asyncio.Event()
+        self._tls = tls_context(config)
+        self._listeners: list[Listener] = []
+        self._stopped = asyncio.Event()
+        self._seconds = config.shutdown_timeout
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self, on_ready: Callable[[], object] = lambda: None) -> None:
-        """Listen, load, answer until `stop`. `on_ready` is called once requests are taken."""
+        """Listen, load, answer until `stop`. `on_ready` is called once requests are taken.
+
+        Raises `ConfigError` if it cannot listen, and what `load` raises.
+        """
         self._loop = asyncio.get_running_loop()
-        listener = socket.create_server((self.config.host, self.config.port), reuse_port=False)
-        self.port = listener.getsockname()[1]
-        app = create_app(self.door, business_routes() + management_routes())
-        server = _Uvicorn(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, server_header=False))
-        serving = asyncio.create_task(server.serve([listener]))
-        engine = await asyncio.to_thread(self._load)
-        self.door.attach(Dispatcher(engine))
-        on_ready()
-        await self._stop.wait()
-        self.door.draining = True
-        if not await self.door.dispatcher.wait_idle(self.config.shutdown_timeout):
-            self.door.dispatcher.abort_all()
-        server.should_exit = True
-        await serving
+        interval = sys.getswitchinterval()
+        seconds = 0.0
+        self._bind()
+        try:
+            sys.setswitchinterval(_SWITCH_SECONDS)
+            self.door.tracing = Tracing.from_environment()
+            for listener in self._listeners:
+                await listener.open()
+            if await self._attach():
+                on_ready()
+                await self._stopped.wait()
+                seconds = await self._drain()
+        finally:
+            await asyncio.gather(*(listener.close(seconds) for listener in self._listeners))
+            if self.door.tracing is not None:
+                await asyncio.to_thread(self.door.tracing.close)
+            sys.setswitchinterval(interval)
 
-    def stop(self) -> None:
-        """Refuse new work, let running work finish, end. May be called from any thread."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stop.set)
+    def stop(self, seconds: float | None = None) -> None:
+        """Refuse new work, let running work finish for so long (default: `shutdown_timeout`), end.
 
+        May be called from any thread; only the first call counts.
+        """
+        if self._loop is None:
+            self._begin_stop(seconds)
+            return
+        with contextlib.suppress(RuntimeError):  # the loop has been closed: it has ended
+            self._loop.call_soon_threadsafe(self._begin_stop, seconds)
 
-class _Uvicorn(uvicorn.Server):
-    """Without uvicorn's signal handlers: ours decide what a signal means."""
+    def check_running(self) -> None:
+        """For `load` to call now and then: raises `StoppedError` once the server has been told to end."""
+        if self.door.draining:
+            raise StoppedError
 
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._serve(sockets)
+    def _begin_stop(self, seconds: float | None) -> None:
+        if not self.door.draining:
+            self.door.draining = True
+            self._seconds = self.config.shutdown_timeout if seconds is None else seconds
+            self._stopped.set()
+
+    def _bind(self) -> None:
+        """Take the sockets before anything that takes long, so that a port in use is known at once."""
+        config = self.config
+        own_port = config.management_port is not None
+        routes = business_routes() + ([] if own_port else management_routes(own_port=False))
+        try:
+            listener = self._add_listener("http", config.port, "port", routes)
+            self.port, self.urls = listener.port, listener.urls
+            if config.management_port is not None:
+                routes = management_routes(own_port=True)
+                listener = self._add_listener("management", config.management_port, "management_port", routes)
+                self.management_port = listener.port
+        except ConfigError:
+            for listener in self._listeners:
+                listener.abandon()
+            raise
+        if not (config.api_key or config.tls_ca or all(listener.is_local for listener in self._listeners)):
+            log.warning("whoever reaches %s may use this server: api_key and tls_ca are unset", " or ".join(self.urls))
+
+    def _add_listener(self, name: str, port: int, option: str, routes: list[BaseRoute]) -> Listener:
+        sockets = bind(self.config.host, port, option)
+        app = create_app(self.door, routes)
+        listener = Listener(app, sockets, tls=self._tls, max_connections=self.config.max_connections)
+        self._listeners.append(listener)
+        for url in listener.urls:
+            log.info("%s: %s", name, url)
+        return listener
+
+    async def _attach(self) -> bool:
+        """Load the engine, and take requests from now on; False if the server was told to end before that."""
+        try:
+            engine = await asyncio.to_thread(self._load)
+        except StoppedError:
+            return False
+        if self.door.draining:
+            return False
+        self.door.metrics.attach(engine)
+        self.door.attach(Dispatcher(engine, self.door.metrics, max_pending=MAX_PENDING_DELTAS))
+        return True
+
+    async def _drain(self) -> float:
+        """Let running work finish, or abort it when its time is over; how long clients may take to read what is left."""
+        loop, dispatcher = asyncio.get_running_loop(), self.door.dispatcher
+        end = loop.time() + self._seconds
+        if dispatcher.num_open:
+            log.info("ending; %d running requests have %g seconds to finish", dispatcher.num_open, self._seconds)
+        if dispatcher.num_open and not await dispatcher.wait_idle(self._seconds):
+            log.info("%d requests are aborted", dispatcher.num_open)
+            last = loop.time() + _ABORT_SECONDS
+            while loop.time() < last and dispatcher.num_open:
+                dispatcher.abort_all()  # again and again: some may only now come to the engine
+                await dispatcher.wait_idle(0.1)
+        return max(end - loop.time(), _FLUSH_SECONDS)
