@@ -114,6 +114,16 @@ def test_end_tokens_of_the_model_join_those_of_the_tokenizer(loaded):
         assert engine.model_info.name == "owner/name"
 
 
+@pytest.mark.parametrize(
+    ("hf_config", "defaults"),
+    [({"top_k": 50, "top_p": 0.9}, {"top_k": 50}), ({"top_k": 5.5}, {}), ({"top_k": -1}, {}), ({}, {}), (None, {})],
+)
+def test_sampling_defaults_of_config_json(loaded, hf_config, defaults):
+    loaded.hf_config = hf_config
+    with load() as engine:
+        assert engine.model_info.config_defaults == defaults
+
+
 def test_template_of_the_model(loaded):
     loaded.metadata = {"tokenizer.chat_template": "{{ bos_token }}"}
     with load() as engine:

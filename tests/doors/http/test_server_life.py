@@ -13,6 +13,7 @@ from bad_days_parts import Client, SlowModel, ask, error_of, head, is_idle, post
 from engine_parts import VOCAB_SIZE, make_engine
 from http_parts import RunningServer, ServerThread, can_connect, serving
 
+from trivium.doors.http.config import ServerConfig
 from trivium.doors.http.listener import bind
 from trivium.doors.http.server import StoppedError
 from trivium.errors import ConfigError, ModelLoadError
@@ -213,14 +214,14 @@ class TestDraining:
             assert answer.status == 503
             assert error_of("/infer", answer) == "the answer was ended: the server is shutting down"
 
-    def test_no_time_at_all(self, engine):
-        with serving(engine, shutdown_timeout=0) as server, Client(server.port) as client:
-            engine.native.gate.clear()
-            client.send(post("/infer", STREAM))
-            wait_for(lambda: engine.stats().running, "the request's start")
-            server.server.stop()
-            engine.native.gate.set()
-            stream_error("/infer", client.answer())
+    def test_no_time_at_all(self):
+        body = {"inputs": "hello", "stream": True, "parameters": {"max_new_tokens": 250}}  # half a second of steps
+        with make_engine(SlowModel(64, 16, VOCAB_SIZE)) as engine, serving(engine, shutdown_timeout=0) as server:
+            with Client(server.port) as client:
+                client.send(post("/infer", body))
+                wait_for(lambda: engine.stats().running, "the request's start")
+                server.server.stop()
+                stream_error("/infer", client.answer())
 
     def test_connections_that_say_nothing_do_not_hold_it_up(self, engine, monkeypatch):
         monkeypatch.setattr("trivium.doors.http.server._FLUSH_SECONDS", 0.2)
@@ -292,3 +293,16 @@ def test_a_reader_far_behind_ends_its_request(monkeypatch):
             client.send(post("/infer", body) * 9)
             wait_for(lambda: engine.stats().finished.get("abort"), "the abort")
             wait_for(lambda: is_idle(server), "the end")
+
+
+def test_the_management_port_may_have_an_address_of_its_own(engine):
+    with serving(engine, management_host="127.0.0.2", management_port=0) as server:
+        with socket.create_connection(("127.0.0.2", server.management_port), timeout=5) as connection:
+            connection.sendall(b"GET /ready HTTP/1.1\r\nHost: 127.0.0.2\r\nConnection: close\r\n\r\n")
+            assert b" 200 OK" in connection.recv(65536)
+        assert not can_connect(server.management_port)
+    with pytest.raises(ConfigError, match="management_port must be given with management_host"):
+        ServerConfig(management_host="127.0.0.2")
+    assert ServerConfig(management_host="127.0.0.2", management_port=8000).management_port == 8000
+    with pytest.raises(ConfigError, match="management_port must be another than port"):
+        ServerConfig(management_port=8000)

@@ -21,6 +21,7 @@ class ServerConfig(Settings):
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for every one")
     port: int = option(8000, "TCP port; 0 takes a free one")
     management_port: int | None = option(None, "port of its own for health, metrics and stop routes; default: that of --port")
+    management_host: str | None = option(None, "address that management_port listens on; default: that of --host")
     api_key: list[str] = option([], "key that clients must send; give it several times for several keys")
     allowed_host: list[str] = option([], "name that requests may have in their Host header, beside local ones; '*' for any")
     cors_origin: list[str] = option([], "origin, like https://app.example, whose pages may call this server; '*' for any")
@@ -48,7 +49,9 @@ class ServerConfig(Settings):
         require(0 <= self.port <= 65535, "port", "0..65535", self.port)
         management = self.management_port
         require(management is None or 0 <= management <= 65535, "management_port", "0..65535", management)
-        require(not management or management != self.port, "management_port", "another one than port", management)
+        same_host = self.management_host in (None, self.host)
+        require(not management or management != self.port or not same_host, "management_port", "another than port", management)
+        require(self.management_host is None or management is not None, "management_port", "given with management_host", None)
         for name in ("api_key", "allowed_host", "cors_origin"):
             require(all(getattr(self, name)), name, "without empty strings", "''")
         require(

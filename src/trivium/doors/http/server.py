@@ -108,11 +108,12 @@ class HttpServer:
         own_port = config.management_port is not None
         routes = business_routes() + ([] if own_port else management_routes(own_port=False))
         try:
-            listener = self._add_listener("http", config.port, "port", routes)
+            listener = self._add_listener("http", config.host, config.port, "port", routes)
             self.port, self.urls = listener.port, listener.urls
             if config.management_port is not None:
                 routes = management_routes(own_port=True)
-                listener = self._add_listener("management", config.management_port, "management_port", routes)
+                host = config.management_host or config.host
+                listener = self._add_listener("management", host, config.management_port, "management_port", routes)
                 self.management_port = listener.port
         except ConfigError:
             for listener in self._listeners:
@@ -121,8 +122,8 @@ class HttpServer:
         if not (config.api_key or config.tls_ca or all(listener.is_local for listener in self._listeners)):
             log.warning("whoever reaches %s may use this server: api_key and tls_ca are unset", " or ".join(self.urls))
 
-    def _add_listener(self, name: str, port: int, option: str, routes: list[BaseRoute]) -> Listener:
-        sockets = bind(self.config.host, port, option)
+    def _add_listener(self, name: str, host: str, port: int, option: str, routes: list[BaseRoute]) -> Listener:
+        sockets = bind(host, port, option)
         app = create_app(self.door, routes)
         listener = Listener(app, sockets, tls=self._tls, max_connections=self.config.max_connections)
         self._listeners.append(listener)
