@@ -103,6 +103,8 @@ def test_tagged_json_variants(text: str, content: str, calls: list[tuple[str, st
         '<tool_call>{"name": "", "arguments": {}}</tool_call>',
         '<tool_call>{"name": 1, "arguments": {}}</tool_call>',
         '<tool_call>{"arguments": {}}</tool_call>',
+        r'<tool_call>{"name": "f\ud800", "arguments": {}}</tool_call>',
+        r'<tool_call>{"name": "f", "arguments": "{\"a\": \"\ud800\"}"}</tool_call>',
         "<tool_call>{1: 2}</tool_call>",
         "<tool_call>[]</tool_call>",
         '<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 100_000 + "</tool_call>",

@@ -195,7 +195,18 @@ def _decode_object(text: str) -> tuple[str, str] | None:
     name, _ = members.get("name", (None, ""))
     value, arguments = members.get("arguments") or members.get("parameters") or (None, "")
     checked = _check_arguments(value, arguments)
-    return None if checked is None or not isinstance(name, str) or not name else (name, checked)
+    if checked is None or not isinstance(name, str) or not name:
+        return None
+    return (name, checked) if _is_unicode(name) and _is_unicode(checked) else None
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text that JSON gave has no lone surrogates: with them nobody could be told of it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_arguments(value: Any, text: str) -> str | None:
