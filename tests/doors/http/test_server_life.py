@@ -216,12 +216,15 @@ class TestDraining:
 
     def test_no_time_at_all(self):
         body = {"inputs": "hello", "stream": True, "parameters": {"max_new_tokens": 250}}  # half a second of steps
-        with make_engine(SlowModel(64, 16, VOCAB_SIZE)) as engine, serving(engine, shutdown_timeout=0) as server:
-            with Client(server.port) as client:
-                client.send(post("/infer", body))
-                wait_for(lambda: engine.stats().running, "the request's start")
-                server.server.stop()
-                stream_error("/infer", client.answer())
+        with (
+            make_engine(SlowModel(64, 16, VOCAB_SIZE)) as engine,
+            serving(engine, shutdown_timeout=0) as server,
+            Client(server.port) as client,
+        ):
+            client.send(post("/infer", body))
+            wait_for(lambda: engine.stats().running, "the request's start")
+            server.server.stop()
+            stream_error("/infer", client.answer())
 
     def test_connections_that_say_nothing_do_not_hold_it_up(self, engine, monkeypatch):
         monkeypatch.setattr("trivium.doors.http.server._FLUSH_SECONDS", 0.2)

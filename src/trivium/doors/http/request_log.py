@@ -57,7 +57,8 @@ class RequestLogMiddleware:
             nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                names = (b"x-request-id", b"request-id") if scope["path"].startswith("/v1/messages") else (b"x-request-id",)
+                headers = [*message.get("headers", ()), *((name, request_id.encode()) for name in names)]
                 message = {**message, "headers": headers}
             elif not message.get("more_body", False):
                 complete = True

@@ -81,6 +81,7 @@ def say(text, **more):
 
 def test_an_answer(client):
     message = client.messages.create(**SHORT)
+    assert message._request_id
     assert (message.type, message.role, message.model) == ("message", "assistant", "smollm2")
     assert message.id.startswith("msg_")
     assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
