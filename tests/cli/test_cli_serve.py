@@ -30,10 +30,10 @@ STORY = {"inputs": "Once upon a time", "stream": True, "parameters": {"max_new_t
 
 
 class Process:
-    """`trivium serve` and what it writes to stderr."""
+    """`trivium serve`, its unit door on a free port, and what it writes to stderr."""
 
     def __init__(self, *args, **options):
-        command = [sys.executable, "-m", "trivium", "serve", *map(str, args)]
+        command = [sys.executable, "-m", "trivium", "serve", "--unit-port", "0", *map(str, args)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options)
         self.lines = []
         self._changed = threading.Condition()
@@ -201,6 +201,57 @@ def test_a_port_in_use(small):
     assert process.lines == [expected, None]
 
 
+def test_the_unit_doors_port_in_use(small):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with started(*small, "--unit-port", port) as process:
+            assert process.end() == 1
+    assert process.lines == [
+        f"trivium: error: cannot listen on 127.0.0.1, unit_port {port}: Address already in use; --unit-port chooses another; "
+        "--no-unit does without the unit door",
+        None,
+    ]
+
+
+def test_devices_and_http_share_the_engine(small, smollm2):
+    with started(*small) as process:
+        url = url_of(process)
+        host, port = process.wait_for(r"unit: ([0-9.]+):(\d+)").groups()
+        name = httpx.get(f"{url}/v1/models", timeout=SECONDS).json()["data"][0]["id"]
+        with socket.create_connection((host, int(port)), SECONDS) as device, device.makefile("rw", encoding="utf-8") as lines:
+
+            def say(work_id, action, object, data):
+                message = {"request_id": "1", "work_id": work_id, "action": action, "object": object, "data": data}
+                lines.write(json.dumps(message))
+                lines.flush()
+                return json.loads(lines.readline())
+
+            settings = {
+                "model": name,
+                "response_format": "llm.utf-8.stream",
+                "input": "llm.utf-8",
+                "enoutput": True,
+                "max_token_len": 900,
+                "prompt": "",
+            }
+            task = say("llm", "setup", "llm.setup", settings)
+            assert task["error"]["code"] == 0
+            frame = say(task["work_id"], "inference", "llm.utf-8", "Tell me a very long story.")
+            process.signal(signal.SIGTERM)
+            while not frame["data"]["finish"]:
+                frame = json.loads(lines.readline())
+        assert process.end() == 0
+    assert "aborted" not in process.text
+
+
+def test_no_unit_door(small):
+    with started(*small, "--no-unit") as process:
+        url_of(process)
+        process.signal(signal.SIGTERM)
+        assert process.end() == 0
+    assert "unit: " not in process.text
+
+
 def test_a_model_that_is_not_there(tmp_path):
     with started(tmp_path / "no.gguf", "--port", "0") as process:
         assert process.end() == 1
@@ -254,7 +305,8 @@ class TestUse:
         result = run("serve", "--help")
         assert result.exit_code == 0
         assert result.output.startswith("Usage: trivium serve [OPTIONS] [MODEL]\n")
-        for text in ("\nServer options:\n", "\nEngine options:\n", "--api-key", "--mindie-config FILE", "--max-model-len"):
+        sections = ("\nServer options:\n", "\nUnit options:\n", "\nEngine options:\n")
+        for text in (*sections, "--api-key", "--unit-port", "--mindie-config FILE", "--max-model-len"):
             assert text in result.output
 
     def test_help_imports_no_server(self):

@@ -1,4 +1,4 @@
-"""`trivium serve`: the engine behind HTTP."""
+"""`trivium serve`: the engine behind HTTP, and behind the unit protocol."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import resource
 import shlex
 import signal
+import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -17,9 +18,13 @@ import click
 from trivium.cli.options import EngineCommand, engine_options, read_settings, settings_options
 from trivium.config import EngineConfig
 from trivium.doors.http.config import ServerConfig
+from trivium.doors.unit.config import UnitConfig
+from trivium.errors import ConfigError
 
 if TYPE_CHECKING:
+    from trivium.doors.dispatcher import Dispatcher
     from trivium.doors.http.server import HttpServer
+    from trivium.doors.unit.server import UnitServer
     from trivium.engine.engine import Engine
 
 __all__ = ["command"]
@@ -38,16 +43,19 @@ _OTHER_FILES = 128  # that the process has open, beside connections
     help="MindIE's config.json; all other ways to give an option stand above it.",
 )
 @settings_options(ServerConfig, "Server options")
+@settings_options(UnitConfig, "Unit options")
 @engine_options()
 def command(model_name: str | None, mindie_config: str | None, **flags: Any) -> None:
-    """Answer requests over HTTP, with MODEL or the configured one.
+    """Answer requests over HTTP, and devices over TCP and serial lines, with MODEL or the configured one.
 
-    POST /infer as MindIE has it, the OpenAI API under /v1, and a page to talk to at /. Options of the server stand in the table
-    [server] of --config. SIGTERM and Ctrl-C let running answers finish; a second one ends at once.
+    POST /infer as MindIE has it, the OpenAI API under /v1, and a page to talk to at /; StackFlow's unit protocol on the unit
+    port. Options stand in the tables [server] and [unit] of --config. SIGTERM and Ctrl-C let running answers finish; a second
+    one ends at once.
     """
     if model_name is not None and flags["model"] not in (None, model_name):
         raise click.UsageError(f"MODEL is {model_name}, but --model is {flags['model']}")
     flags["model"] = model_name or flags["model"]
+    unit_config = read_settings(UnitConfig, flags, file=flags["config_file"])
     config, server_config, notes = _read_configs(flags, mindie_config)
     _check_parsers(config)
     from trivium.doors.http.request_log import configure_logging
@@ -55,7 +63,7 @@ def command(model_name: str | None, mindie_config: str | None, **flags: Any) -> 
     configure_logging(server_config.log_format)
     for note in notes:
         log.info("%s", note)
-    _run(config, server_config)
+    _run(config, server_config, unit_config)
 
 
 def _read_configs(flags: dict[str, Any], mindie_config: str | None) -> tuple[EngineConfig, ServerConfig, list[str]]:
@@ -82,14 +90,19 @@ def _check_parsers(config: EngineConfig, engine: Engine | None = None) -> None:
                 parser(engine.tokenizer)
 
 
-def _run(config: EngineConfig, server_config: ServerConfig) -> None:
+def _run(config: EngineConfig, server_config: ServerConfig, unit_config: UnitConfig) -> None:
     """Serve until a signal. Raises `ConfigError`, and `ModelLoadError` and its kinds."""
     import asyncio
 
     from trivium.cli.answer import open_engine
     from trivium.doors.http.server import HttpServer
+    from trivium.doors.sockets import close_all
+    from trivium.doors.unit.server import UnitServer
 
     engines: list[Engine] = []
+    units: list[UnitServer] = []
+    # Bound before the model is loaded, so that a port in use is known at once; clients that come meanwhile wait.
+    sockets = _bind_units(unit_config) if unit_config.unit else []
 
     def load() -> Engine:
         engine = open_engine(config, server.check_running)
@@ -97,18 +110,34 @@ def _run(config: EngineConfig, server_config: ServerConfig) -> None:
         _check_parsers(config, engine)
         return engine
 
+    def make_units(dispatcher: Dispatcher) -> UnitServer:
+        units.append(UnitServer(unit_config, dispatcher, sockets=sockets))
+        return units[-1]
+
     def ready() -> None:
+        for unit in units:
+            _tell_units(unit, server_config)
         log.info("ready: %s takes requests", engines[0].model_info.name)
         if server_config.log_format == "text":
             click.echo(_hints(server, engines[0]), err=True)
 
-    server = HttpServer(server_config, load)
-    _allow_files(server_config.max_connections + _OTHER_FILES)
     try:
+        server = HttpServer(server_config, load, make_units if unit_config.unit else None)
+        _allow_files(server_config.max_connections + _OTHER_FILES)
         asyncio.run(_serve(server, ready))
     finally:
+        close_all(sockets)
         for engine in engines:
             engine.shutdown()
+
+
+def _bind_units(config: UnitConfig) -> list[socket.socket]:
+    from trivium.doors.sockets import bind
+
+    try:
+        return bind(config.unit_host, config.unit_port, "unit_port")
+    except ConfigError as error:
+        raise ConfigError(f"{error}; --no-unit does without the unit door") from error
 
 
 async def _serve(server: HttpServer, ready: Callable[[], None]) -> None:
@@ -127,6 +156,15 @@ async def _serve(server: HttpServer, ready: Callable[[], None]) -> None:
     for signum in signals:
         loop.add_signal_handler(signum, end, signum)
     await server.run(ready)
+
+
+def _tell_units(unit: UnitServer, server_config: ServerConfig) -> None:
+    log = logging.getLogger("trivium.unit")
+    for address in unit.addresses:
+        log.info("unit: %s", address)
+    if not unit.is_local:
+        keyed = ", without the key that the http door asks for" if server_config.api_key else ""
+        log.warning("whoever reaches %s may use the unit door%s: its protocol has no keys", unit.addresses[0], keyed)
 
 
 def _allow_files(count: int) -> None:

@@ -47,6 +47,7 @@ class Generation:
         self.on_close: Callable[[], object] | None = None
         self._dispatcher = dispatcher
         self._pending: list[OutputDelta] = []
+        self._listener: Callable[[OutputDelta], object] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._broken: Exception | None = None
 
@@ -78,6 +79,13 @@ class Generation:
             deltas += taken
         return deltas
 
+    def listen(self, listener: Callable[[OutputDelta], object]) -> None:
+        """Instead of `take`: have each delta given to `listener`, at once and on the loop, until `close`. It must not raise."""
+        self._listener = listener
+        taken, self._pending = self._pending, []
+        for delta in taken:
+            listener(delta)
+
     def fail(self, error: Exception) -> None:
         """Have `take` raise: the client has gone, or reads too slowly."""
         self._broken = error
@@ -106,6 +114,9 @@ class Generation:
             self.unfinished -= 1
             self.ended.append(delta)
         if self.closed:
+            return
+        if self._listener is not None:
+            self._listener(delta)
             return
         self._pending.append(delta)
         if len(self._pending) > self._dispatcher.max_pending:

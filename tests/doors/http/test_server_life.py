@@ -14,8 +14,8 @@ from engine_parts import VOCAB_SIZE, make_engine
 from http_parts import RunningServer, ServerThread, can_connect, serving
 
 from trivium.doors.http.config import ServerConfig
-from trivium.doors.http.listener import bind
 from trivium.doors.http.server import StoppedError
+from trivium.doors.sockets import bind
 from trivium.errors import ConfigError, ModelLoadError
 
 INFER = {"inputs": "hello", "parameters": {"max_new_tokens": 8}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import ipaddress
 import socket
 import ssl
@@ -15,66 +14,11 @@ from uvicorn.server import ServerState
 
 from trivium.doors.http.limits import HEADER_SECONDS, KEEP_ALIVE_SECONDS
 from trivium.doors.http.protocol import HttpProtocol
-from trivium.errors import ConfigError
+from trivium.doors.sockets import BACKLOG, close_all
 
-__all__ = ["Listener", "bind"]
+__all__ = ["Listener"]
 
-_BACKLOG = 2048
 _POLL_SECONDS = 0.02
-
-
-def bind(host: str, port: int, option: str = "port") -> list[socket.socket]:
-    """Sockets for all addresses of a host, on one port: a free one if it is 0.
-
-    Raises `ConfigError` if the host has no address here, or the port, which `option` gave, is in use.
-    """
-    sockets: list[socket.socket] = []
-    missing: OSError | None = None
-    try:
-        for family, address in _addresses(host, port):
-            try:
-                sockets.append(_bind_one(family, address, sockets[0].getsockname()[1] if sockets else port))
-            except OSError as error:
-                # A name like localhost also stands for an address of a protocol that this machine may not have.
-                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                    raise
-                missing = error
-        if not sockets and missing is not None:
-            raise ConfigError(f"host must be an address of this machine, got {host!r}: {missing.strerror}")
-    except OSError as error:
-        advice = f"; --{option.replace('_', '-')} chooses another" if error.errno == errno.EADDRINUSE else ""
-        _close(sockets)
-        raise ConfigError(f"cannot listen on {host}, {option} {port}: {error.strerror}{advice}") from error
-    return sockets
-
-
-def _addresses(host: str, port: int) -> list[tuple[int, str]]:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"host must be an address or a name of this machine, got {host!r}") from error
-    # A link-local address carries its interface; `getsockname` and `bind` agree on the rest.
-    return list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
-
-
-def _bind_one(family: int, address: str, port: int) -> socket.socket:
-    # With the protocol named, asyncio sets TCP_NODELAY on the connections: without it every token may wait for an ACK.
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address != "::")
-        sock.bind((address, port))
-        sock.listen(_BACKLOG)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _close(sockets: list[socket.socket]) -> None:
-    for sock in sockets:
-        sock.close()
 
 
 class Listener:
@@ -133,20 +77,20 @@ class Listener:
                 lambda: HttpProtocol(self._config, self._state, loop, self._max_connections),
                 sock=sock,
                 ssl=self._tls,
-                backlog=_BACKLOG,
+                backlog=BACKLOG,
                 ssl_handshake_timeout=None if self._tls is None else HEADER_SECONDS,
             )
             self._servers.append(server)
 
     def abandon(self) -> None:
         """Close the sockets of a listener that was not opened."""
-        _close(self._sockets)
+        close_all(self._sockets)
 
     async def close(self, seconds: float) -> None:
         """Take no more connections, and end the idle ones; the others too, once their answers are complete or time is over."""
         for server in self._servers:
             server.close()
-        _close(self._sockets)
+        close_all(self._sockets)
         if not await self._wait_empty(seconds):
             for connection in list(self._state.connections):
                 connection.transport.abort()

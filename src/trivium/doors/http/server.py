@@ -7,6 +7,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable
+from typing import Protocol
 
 from starlette.routing import BaseRoute
 
@@ -15,14 +16,15 @@ from trivium.doors.http.app import create_app
 from trivium.doors.http.config import ServerConfig
 from trivium.doors.http.door import HttpDoor
 from trivium.doors.http.limits import MAX_PENDING_DELTAS
-from trivium.doors.http.listener import Listener, bind
+from trivium.doors.http.listener import Listener
 from trivium.doors.http.routes import business_routes, management_routes
 from trivium.doors.http.tls import tls_context
 from trivium.doors.http.tracing import Tracing
+from trivium.doors.sockets import bind
 from trivium.engine.engine import Engine
 from trivium.errors import ConfigError
 
-__all__ = ["HttpServer", "StoppedError"]
+__all__ = ["Companion", "HttpServer", "StoppedError"]
 
 log = logging.getLogger("trivium.http")
 
@@ -35,14 +37,26 @@ class StoppedError(Exception):
     """Loading was given up, because the server has been told to end."""
 
 
+class Companion(Protocol):
+    """A door to the same engine on the same loop."""
+
+    async def start(self) -> None:
+        """Take clients. Raises `ConfigError`."""
+
+    async def stop(self, timeout: float) -> None:
+        """Refuse new work, let running work finish for so many seconds, end."""
+
+
 class HttpServer:
     """Serves one engine. `load` makes it, on a worker thread, while the server already answers that it is not ready.
 
     The engine is the caller's to shut down, after `run` has returned.
     """
 
-    def __init__(self, config: ServerConfig, load: Callable[[], Engine]) -> None:
-        """Raises `ConfigError` for TLS files that are not as they should be."""
+    def __init__(
+        self, config: ServerConfig, load: Callable[[], Engine], beside: Callable[[Dispatcher], Companion] | None = None
+    ) -> None:
+        """`beside` makes a further door to the same engine. Raises `ConfigError` for TLS files that are not right."""
         self.config = config
         self.door = HttpDoor(config)
         self.door.stop = self._begin_stop
@@ -50,6 +64,7 @@ class HttpServer:
         self.management_port: int | None = None
         self.urls: list[str] = []  # of the addresses that `run` listens on
         self._load = load
+        self._beside = beside
         self._tls = tls_context(config)
         self._listeners: list[Listener] = []
         self._stopped = asyncio.Event()
@@ -71,9 +86,15 @@ class HttpServer:
             for listener in self._listeners:
                 await listener.open()
             if await self._attach():
+                companion = None if self._beside is None else self._beside(self.door.dispatcher)
+                if companion is not None:
+                    await companion.start()
                 on_ready()
                 await self._stopped.wait()
+                ending = None if companion is None else asyncio.ensure_future(companion.stop(self._seconds))
                 seconds = await self._drain()
+                if ending is not None:
+                    await ending
         finally:
             await asyncio.gather(*(listener.close(seconds) for listener in self._listeners))
             if self.door.tracing is not None:

@@ -1,0 +1,1 @@
+"""The unit door: StackFlow's small JSON messages over TCP and serial lines."""

@@ -1,0 +1,128 @@
+"""`Engines`: models by the names that devices use, each loaded once and shared by the tasks that name it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trivium.config import EngineConfig
+from trivium.doors.dispatcher import Dispatcher
+from trivium.doors.unit.errors import Code, UnitError
+from trivium.models.catalogue import catalogue
+
+if TYPE_CHECKING:
+    from trivium.engine.engine import Engine
+
+__all__ = ["Engines"]
+
+log = logging.getLogger("trivium.unit")
+
+LoadEngine = Callable[[EngineConfig], "Engine"]
+
+
+class _Shared:
+    """A loaded model, and how many tasks use it."""
+
+    def __init__(self, loading: asyncio.Task[Dispatcher]) -> None:
+        self.loading = loading
+        self.users = 0
+
+
+class Engines:
+    """The server's own engine under its names; others, of the catalogue or the configuration, while tasks use them.
+
+    A device cannot name a file: only what the catalogue, the table of names or the default leads to is loaded.
+    """
+
+    def __init__(self, own: Dispatcher, models: Mapping[str, str], default: str | None, load: LoadEngine | None = None) -> None:
+        """`models`: device names and what they stand for; `default` for all unknown names. `load` may take its time."""
+        self._own = own
+        self._own_names = {own.engine.model_info.name, own.engine.config.model}
+        self._models = dict(models)
+        self._default = default
+        self._load = load or _load_native
+        self._shared: dict[str, _Shared] = {}  # by model
+        self._closing: dict[str, asyncio.Task[None]] = {}
+
+    def names(self) -> dict[str, str]:
+        """What devices may ask for, and the model that each name stands for."""
+        own = self._own.engine.model_info.name
+        return {own: own, **{entry.name: entry.name for entry in catalogue()}, **self._models}
+
+    def num_kib(self, model: str) -> int:
+        """Size of a model's file, 0 if that is not known."""
+        if model in self._own_names:
+            model = self._own.engine.config.model
+        entry = next((entry for entry in catalogue() if entry.name == model), None)
+        if entry is not None:
+            return entry.size // 1024
+        path = Path(model).expanduser()
+        return path.stat().st_size // 1024 if path.is_file() else 0
+
+    async def acquire(self, name: str) -> tuple[str, Dispatcher]:
+        """The model that a name stands for, loaded; give it back with `release`. Raises `UnitError` MODEL."""
+        model = self._resolve(name)
+        if model in self._own_names:
+            return model, self._own
+        shared = self._shared.get(model)
+        if shared is None:
+            shared = self._shared[model] = _Shared(asyncio.create_task(self._start(model)))
+        shared.users += 1
+        try:
+            return model, await asyncio.shield(shared.loading)
+        except Exception as error:
+            self.release(model)
+            log.warning("the model %s cannot be loaded: %s", model, error)
+            raise UnitError(Code.MODEL, str(error)) from error
+
+    def release(self, model: str) -> None:
+        """One task uses the model no more; the last one frees it."""
+        shared = self._shared.get(model)
+        if shared is None:
+            return
+        shared.users -= 1
+        if not shared.users:
+            del self._shared[model]
+            self._closing[model] = asyncio.create_task(self._stop(model, shared.loading))
+
+    async def close(self) -> None:
+        """Wait until all models that are no longer used are freed."""
+        while self._closing:
+            await asyncio.wait(self._closing.values())
+
+    def _resolve(self, name: str) -> str:
+        if name in self._own_names:
+            return name
+        model = self.names().get(name, self._default)
+        if model is None:
+            known = ", ".join(sorted(self.names()))
+            raise UnitError(Code.MODEL, f"There is no model {name!r:.80}; there are {known}.")
+        return model
+
+    async def _start(self, model: str) -> Dispatcher:
+        closing = self._closing.get(model)
+        if closing is not None:  # it must not be in memory twice
+            await asyncio.wait([closing])
+        config = dataclasses.replace(
+            self._own.engine.config, model=model, served_model_name=None, tokenizer=None, chat_template=None
+        )
+        return Dispatcher(await asyncio.to_thread(self._load, config))
+
+    async def _stop(self, model: str, loading: asyncio.Task[Dispatcher]) -> None:
+        try:
+            await asyncio.wait([loading])
+            if loading.exception() is None:
+                await asyncio.to_thread(loading.result().engine.shutdown)
+                log.info("the model %s is freed", model)
+        finally:
+            del self._closing[model]
+
+
+def _load_native(config: EngineConfig) -> Engine:
+    from trivium.engine.native_engine import NativeEngine
+
+    return NativeEngine.load(config)

@@ -1,0 +1,167 @@
+"""`Unit`: all tasks of one kind. Base of llm, kws, asr and tts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from trivium.doors.unit.bus import Bus
+from trivium.doors.unit.command import Command
+from trivium.doors.unit.connection import Connection
+from trivium.doors.unit.errors import Code, UnitError
+from trivium.doors.unit.setup import Setup
+from trivium.doors.unit.task import Task
+
+__all__ = ["Unit"]
+
+log = logging.getLogger("trivium.unit")
+
+_MAX_LATER = 64  # commands of one connection that wait for its setup to end
+
+
+class Unit(ABC):
+    """Sets tasks up and passes commands on to them. Everything runs on the event loop.
+
+    A subclass has `name`, `upstreams` (the units whose tasks its own can be linked to) and `create`. Commands of a connection
+    to a unit are answered in their order: those behind a setup wait for it, those of other connections do not. The router
+    calls `handle` and `infer`.
+    """
+
+    name: ClassVar[str]
+    upstreams: ClassVar[frozenset[str]] = frozenset()
+
+    # Actions beside setup and inference, and the method of the task that answers each. A unit with more extends this.
+    actions: ClassVar[Mapping[str, str]] = {
+        "link": "on_link",
+        "unlink": "on_unlink",
+        "pause": "on_pause",
+        "work": "on_work",
+        "exit": "on_exit",
+        "taskinfo": "on_taskinfo",
+    }
+
+    def __init__(self, bus: Bus, max_tasks: int) -> None:
+        self.bus = bus
+        self.max_tasks = max_tasks
+        self.tasks: dict[str, Task] = {}
+        self._starting = 0  # setups under way
+        self._resets = 0
+        self._later: weakref.WeakKeyDictionary[Connection, deque[Command]] = weakref.WeakKeyDictionary()
+        self._setups: set[asyncio.Task[None]] = set()
+
+    @abstractmethod
+    async def create(self, work_id: str, setup: Setup, command: Command) -> Task:
+        """A new task, with whatever it needs loaded. Raises `UnitError`, MODEL for what is wrong with the setup.
+
+        The unit registers and links it; if it cannot (a reset came meanwhile), it closes it.
+        """
+
+    def descriptors(self) -> list[dict[str, Any]]:
+        """What lsmode lists of this unit: one object for each model that a setup may name."""
+        return []
+
+    async def shutdown(self) -> None:
+        """The server ends: end all tasks, and free what the unit holds beside them."""
+        self.reset()
+
+    def is_upstream(self, name: str) -> bool:
+        """Whether an input or a link's data names a task of another unit: "asr.1001"."""
+        kind, dot, number = name.partition(".")
+        return kind in self.upstreams and dot == "." and number.isascii() and number.isdecimal()
+
+    def is_own_input(self, name: str) -> bool:
+        """Whether an input allows inferences of users: "llm.utf-8", and so on."""
+        return self.name in name and not self.is_upstream(name)
+
+    # For the router
+
+    def handle(self, command: Command) -> None:
+        """Do anything but an inference, and answer it, now or later."""
+        later = self._later.get(command.connection)
+        if later is not None:
+            if len(later) < _MAX_LATER:
+                later.append(command)
+            else:
+                command.fail(UnitError(Code.UNAVAILABLE))
+        elif command.action == "setup":
+            self._later[command.connection] = deque()
+            job = asyncio.get_running_loop().create_task(self._set_up(command))
+            self._setups.add(job)
+            job.add_done_callback(self._setups.discard)
+        else:
+            self._act(command)
+
+    def infer(self, command: Command) -> None:
+        """Give an inference to its task."""
+        task = self.tasks.get(command.work_id)
+        if task is None:
+            command.fail(UnitError(Code.NO_INPUT))
+        else:
+            task.take_inference(command)
+
+    def reset(self) -> None:
+        """End all tasks, and those that are being set up as soon as they are there."""
+        self._resets += 1
+        for task in tuple(self.tasks.values()):
+            self.remove(task)
+
+    def remove(self, task: Task) -> None:
+        """End a task: its answers get their last frames, others are no longer linked to it. Never raises."""
+        if self.tasks.pop(task.work_id, None) is not task:
+            return
+        task.unlink_all()
+        _close(task)
+        self.bus.close(task.work_id)
+
+    def _act(self, command: Command) -> None:
+        task = self.tasks.get(command.work_id)
+        try:
+            if task is not None:
+                task.act(command)
+            elif command.action == "taskinfo" and command.work_id == self.name:
+                command.reply(object=f"{self.name}.tasklist", data=list(self.tasks))
+            else:
+                raise UnitError(Code.NO_TASK if command.action in self.actions else Code.ACTION)
+        except UnitError as error:
+            command.fail(error)
+
+    async def _set_up(self, command: Command) -> None:
+        work_id = f"{self.name}.{self.bus.next_number()}"
+        self._starting += 1
+        try:
+            await self._start_task(work_id, command)
+            command.reply(work_id=work_id)
+        except UnitError as error:
+            log.warning("%s: setup failed: %s", self.name, error)
+            command.fail(error, work_id=self.name)
+        except Exception:
+            log.exception("%s: setup failed", self.name)
+            command.fail(UnitError(Code.MODEL), work_id=self.name)
+        finally:
+            self._starting -= 1
+            for waiting in self._later.pop(command.connection, ()):
+                self.handle(waiting)
+
+    async def _start_task(self, work_id: str, command: Command) -> None:
+        if len(self.tasks) + self._starting > self.max_tasks:
+            raise UnitError(Code.FULL)
+        resets = self._resets
+        task = await self.create(work_id, Setup.read(command.data), command)
+        if resets != self._resets:
+            _close(task)
+            raise UnitError(Code.MODEL, "A reset came first.")
+        self.tasks[work_id] = task
+        self.bus.open(work_id)
+        task.link_inputs()
+
+
+def _close(task: Task) -> None:
+    try:
+        task.close()
+    except Exception:
+        log.exception("%s did not end well", task.work_id)

@@ -1,0 +1,111 @@
+"""Models by the names that devices use."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from engine_parts import make_engine, start_engine
+from unit_parts import serving_unit, wait_until
+
+from trivium.errors import ModelNotFoundError
+
+
+class Loader:
+    """Makes fake engines, and keeps what it made."""
+
+    def __init__(self):
+        self.configs = []
+        self.engines = []
+
+    def __call__(self, config):
+        self.configs.append(config)
+        if config.model == "broken":
+            raise ModelNotFoundError("the file of 'broken' is not there")
+        engine = start_engine()
+        self.engines.append(engine)
+        return engine
+
+    def running(self):
+        return [engine for engine in self.engines if engine._loop._thread.is_alive()]
+
+
+@pytest.fixture
+def loader():
+    return Loader()
+
+
+@pytest.fixture
+def door(loader):
+    names = ["qwen2.5-0.5B-prefill-20e=fake", "qwen2.5-0.5b=smollm2", "other=smollm2", "bad=broken", "file=/models/x.gguf"]
+    with make_engine() as engine, serving_unit(engine, load=loader, unit_models=names) as door:
+        yield door
+
+
+def test_the_servers_own_model_is_never_loaded_again(door, loader):
+    with door.client() as client:
+        for name in ("fake", "qwen2.5-0.5B-prefill-20e"):
+            task = client.set_up(model=name)
+            assert client.ask("t", task, "taskinfo")["data"]["model"] == name
+            client.ask("e", task, "exit")
+    assert loader.configs == []
+
+
+def test_other_models_are_loaded_once_shared_and_freed_with_the_last_task(door, loader):
+    with door.client() as client:
+        # smollm2 is the model of the fake engine's configuration, too: by that name it is the server's own.
+        tasks = [client.set_up(model="file"), client.set_up(model="file")]
+        assert [config.model for config in loader.configs] == ["/models/x.gguf"]
+        assert len(loader.running()) == 1
+        client.infer(tasks[1], "hello")
+        assert client.answer()[1][-1]["error"]["code"] == 0
+        client.ask("e", tasks[0], "exit")
+        client.infer(tasks[1], "hello")
+        client.answer()
+        client.ask("e", tasks[1], "exit")
+        wait_until(lambda: not loader.running())
+        task = client.set_up(model="file")
+        assert len(loader.configs) == 2
+        client.infer(task, "x" * 200)
+        client.ask("r", "sys", "reset")  # while it answers, or has answered
+        wait_until(lambda: not loader.running())
+
+
+def test_two_setups_at_once_load_once(door, loader):
+    with door.client() as first, door.client() as second:
+        data = {"model": "file", "response_format": "f", "enoutput": True, "prompt": ""}
+        for client in (first, second):
+            client.send("s", "llm", "setup", data=data)
+        assert {client.receive()["error"]["code"] for client in (first, second)} == {0}
+    assert len(loader.configs) == 1
+
+
+def test_the_server_frees_what_tasks_still_hold_at_its_end(loader):
+    with make_engine() as engine, serving_unit(engine, load=loader, unit_models=["file=/x"]) as door, door.client() as client:
+        client.set_up(model="file")
+    assert loader.running() == []
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_and_may_be_tried_again(door, loader, caplog):
+    with door.client() as client, caplog.at_level(logging.WARNING, "trivium.unit"):
+        for _ in range(2):
+            reply = client.ask(
+                "s", "llm", "setup", data={"model": "bad", "response_format": "f", "enoutput": True, "prompt": ""}
+            )
+            assert reply["error"] == {"code": -5, "message": "Model loading failed. the file of 'broken' is not there"}
+        assert client.ask("t", "llm", "taskinfo")["data"] == []
+    assert len(loader.configs) == 2
+    assert "broken" in caplog.text
+
+
+def test_names_are_listed_with_what_the_configuration_adds(door):
+    with door.client() as client:
+        models = [model["mode"] for model in client.ask("1", "sys", "lsmode")["data"]]
+    assert models == ["fake", "smollm2", "qwen2.5-0.5B-prefill-20e", "qwen2.5-0.5b", "other", "bad", "file"]
+
+
+def test_a_default_stands_for_all_unknown_names(loader):
+    with make_engine() as engine, serving_unit(engine, load=loader, unit_default_model="fake") as door, door.client() as client:
+        task = client.set_up(model="whatever the device asks for")
+        assert client.ask("t", task, "taskinfo")["data"]["model"] == "whatever the device asks for"
+    assert loader.configs == []
