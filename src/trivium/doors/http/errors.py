@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from trivium.doors.dispatcher import ClientGoneError
 from trivium.engine.outputs import OutputDelta
-from trivium.errors import DeadlineExceededError, EngineDeadError, EngineError, PromptTooLongError, QueueFullError, RequestError
+from trivium.errors import DeadlineExceededError, EngineDeadError, EngineError, PromptTooLongError, RequestError
 
 __all__ = ["AnthropicErrors", "ClientGoneError", "ErrorForm", "HttpError", "InferErrors", "OpenAIErrors", "failure", "form_of"]
 
@@ -56,8 +56,10 @@ class ErrorForm(ABC):
     def headers(self, error: Exception) -> dict[str, str]:
         """Headers that go with it."""
         headers = error.headers if isinstance(error, HttpError) else {}
-        if isinstance(error, QueueFullError) or self.status(error) == 503:
+        if self.status(error) in (429, 503):
             headers = {"Retry-After": str(RETRY_SECONDS), **headers}
+        if isinstance(error, DeadlineExceededError):
+            headers = {"X-Should-Retry": "false", **headers}  # SDKs would send a 408 again, and have it computed again
         return headers
 
 

@@ -76,6 +76,8 @@ class Fields:
             return int(value)
         if low is None:
             raise self.wrong(name, "an integer")
+        if low == high:
+            raise self.wrong(name, f"{low}")
         raise self.wrong(name, f"an integer >= {low}" if high is None else f"an integer from {low} to {high}")
 
     def number(self, name: str, low: float, high: float) -> float | None:

@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from trivium.engine.engine import Engine
     from trivium.models.tokenizer import Tokenizer
 
-__all__ = ["CHAT", "COMPLETIONS", "BodyReader", "OpenAIRequest"]
+__all__ = ["CHAT", "COMPLETIONS", "EFFORTS", "BodyReader", "OpenAIRequest"]
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("trivium.http")
 
 _COMPLETION_TOKENS = 16  # of a completion without max_tokens, as OpenAI has it
 _PROMPTS = "a string, token ids, or a list of these"
 _SHOWN_CHARS = 80  # of an unknown field's name
 _MAX_NOTES = 1000  # unknown fields that are remembered; after so many, none is logged any more
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 # Texts of no effect on the answer. Whether the server has the `model` is for the caller to say.
 _NOTED = ("model", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
@@ -249,7 +249,7 @@ class BodyReader:
                 allowed="'none', 'required' or a named tool",
             )
         variables = fields.mapping("chat_template_kwargs") or {}
-        effort = fields.choice("reasoning_effort", *_EFFORTS)
+        effort = fields.choice("reasoning_effort", *EFFORTS)
         if effort is not None:
             variables = {"reasoning_effort": effort, **variables}
         continue_final = fields.boolean("continue_final_message")

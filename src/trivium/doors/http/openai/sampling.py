@@ -7,7 +7,7 @@ from typing import Any
 
 from trivium.doors.http.limits import MAX_BAD_WORDS, MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from trivium.doors.http.openai.fields import Fields, is_integer, is_number, wrong
-from trivium.engine.sampling import GuidedOptions, SamplingOptions
+from trivium.engine.sampling import MAX_SEED, GuidedOptions, SamplingOptions
 from trivium.errors import RequestError
 
 __all__ = ["read_max_tokens", "read_sampling"]
@@ -54,7 +54,7 @@ def read_sampling(
         include_stop=fields.boolean("include_stop_str_in_output"),
         bad_words=_words(fields, "bad_words", MAX_BAD_WORDS),
         logit_bias=_logit_bias(fields),
-        seed=fields.integer("seed", 0),
+        seed=fields.integer("seed", 0, MAX_SEED),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         guided=guided,
