@@ -114,6 +114,10 @@ class Tokenizer:
         """The id of a token by its text in the vocabulary, None if there is none."""
         return self._backend.token_to_id(text)
 
+    def token_text(self, token_id: int) -> str:
+        """The text of a token as the vocabulary writes it ("Ġthe"), the inverse of `token_id`; "" for an id without one."""
+        return (self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None) or ""
+
     def to_json(self) -> str:
         """The whole tokenizer in the tokenizer.json format."""
         return self._backend.to_str()

@@ -176,9 +176,9 @@ def post(path: str, body: bytes | dict[str, Any], *lines: str) -> bytes:
     return head(path, "Content-Type: application/json", f"Content-Length: {len(data)}", *lines) + data
 
 
-def ask(server: RunningServer, data: bytes, method: str = "POST") -> Answer:
-    """Send bytes on a connection of their own and read one answer."""
-    with Client(server.port) as client:
+def ask(server: RunningServer | int, data: bytes, method: str = "POST") -> Answer:
+    """Send bytes, on a connection of their own to a server or a port, and read one answer."""
+    with Client(server if isinstance(server, int) else server.port) as client:
         return client.send(data).answer(method)
 
 
