@@ -79,6 +79,11 @@ class Engine(ABC):
     def stats(self) -> EngineStats:
         """A consistent snapshot."""
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it takes requests: not after `shutdown`, nor in a forked child."""
+        return True
+
     @abstractmethod
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix that no running request uses."""

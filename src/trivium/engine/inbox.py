@@ -94,6 +94,10 @@ class Inbox:
             return list(self._active.values())
 
     @property
+    def is_open(self) -> bool:
+        return self._closed is None
+
+    @property
     def idle(self) -> bool:
         return not self._active
 

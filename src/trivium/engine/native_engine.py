@@ -106,6 +106,10 @@ class NativeEngine(Engine):
         """When the last step ended, on the time.monotonic clock: an engine that has work but no recent step hangs."""
         return self._loop.last_step_time
 
+    @property
+    def is_alive(self) -> bool:
+        return self._loop.inbox.is_open
+
     def validate(self, request: GenerationRequest) -> None:
         self._validator.check(request)
         self._samplers.resolve(request.sampling)

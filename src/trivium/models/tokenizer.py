@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -152,6 +153,15 @@ class Tokenizer:
                 ids += self._encode(text[start:end], special=False, start=start == 0)
                 trusted = end
         return ids + self._encode(text[trusted:], special=True, start=trusted == 0)
+
+    def fewest_tokens(self, text: str) -> int:
+        """A bound that needs no encoding: no text of this length has fewer tokens, unless its whitespace is stripped."""
+        return -(-len(text) // self._longest)
+
+    @functools.cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token, and so the most characters that one can stand for."""
+        return max((len(self.token_bytes(token_id)) for token_id in range(self.vocab_size)), default=1) or 1
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids. Ids without a token have no text."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -271,15 +270,8 @@ def test_an_engine_that_is_shut_down_under_load_ends_every_request_once():
 
 @pytest.fixture
 def small_buffers(monkeypatch):
-    """Loopback takes megabytes that nobody reads, a network does not: connections inherit this from the listening socket."""
-    opened = Listener.open
-
-    async def small(self):
-        for listening in self._sockets:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        await opened(self)
-
-    monkeypatch.setattr(Listener, "open", small)
+    """Little fits between a server and a reader that does not read."""
+    monkeypatch.setattr(Listener, "send_bytes", 4096)
     monkeypatch.setattr(Listener, "tick_seconds", 0.1)
 
 

@@ -285,7 +285,7 @@ class TestDraining:
             assert get(again.port, "/health").status == 200
 
 
-def test_a_reader_far_behind_ends_its_request(monkeypatch):
+def test_a_reader_far_behind_ends_its_request(monkeypatch, caplog):
     monkeypatch.setattr("trivium.doors.http.server.MAX_PENDING_DELTAS", 20)
     monkeypatch.setattr(SlowModel, "pause", 0.001)
     body = {"inputs": "hello", "stream": True, "parameters": {"max_new_tokens": 250}}
@@ -296,6 +296,7 @@ def test_a_reader_far_behind_ends_its_request(monkeypatch):
             client.send(post("/infer", body) * 9)
             wait_for(lambda: engine.stats().finished.get("abort"), "the abort")
             wait_for(lambda: is_idle(server), "the end")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_the_management_port_may_have_an_address_of_its_own(engine):

@@ -109,3 +109,12 @@ def test_no_page_of_another_site_can_stop_it(engine):
             assert ask(server.management_port, "/stopService", f"Sec-Fetch-Site: {site}").status == 403
         assert ask(server.management_port, "/shutdown", "Origin: https://evil.example", method="POST").status == 403
         assert ask(server.port, "/").status == 200
+
+
+def test_an_engine_that_has_ended_is_told():
+    with make_engine() as engine, serving(engine) as server:
+        engine.shutdown()
+        for path, state in (("/health", "dead"), ("/ready", "dead")):
+            answer = ask(server.port, path)
+            assert (answer.status, answer.json()) == (503, {"status": state})
+        assert ask(server.port, "/v2/health/live").status == 503

@@ -33,6 +33,9 @@ class FakeTokenizer:
     def encode_prompt(self, text: str) -> list[int]:
         return self.encode(text)
 
+    def fewest_tokens(self, text: str) -> int:
+        return len(text)
+
     def encode_around(self, text: str, plain_starts: Iterable[int]) -> list[int]:
         return self.encode(text)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from starlette.applications import Starlette
@@ -19,6 +20,7 @@ from trivium.doors.http.bodies import JsonResponse
 from trivium.doors.http.config import ServerConfig
 from trivium.doors.http.door import HttpDoor
 from trivium.doors.http.errors import ClientGoneError, ErrorForm, HttpError, form_of
+from trivium.doors.http.protocol import ABORT
 from trivium.doors.http.request_log import RequestLogMiddleware
 from trivium.doors.http.tracing import TracingMiddleware
 from trivium.errors import EngineError
@@ -81,12 +83,19 @@ class ErrorMiddleware:
         try:
             await self._app(scope, receive, watched)
         except ClientGoneError:
-            return
+            await _drop_connection(scope)
         except Exception as error:
             if not isinstance(error, (HttpError, EngineError)) or started:
                 log.exception("%s %s failed", scope["method"], scope["path"])
             if not started:
                 await _error_response(form_of(scope["path"]), error)(scope, receive, send)
+
+
+async def _drop_connection(scope: Scope) -> None:
+    """End the connection of a client that has gone, or reads too slowly: uvicorn expects no more of its answer then."""
+    abort: Callable[[], object] = scope.get("extensions", {}).get(ABORT, lambda: None)  # another server may have none
+    abort()
+    await asyncio.sleep(0)  # the protocol hears of it with the loop's next turn
 
 
 def _error_response(form: ErrorForm, error: Exception) -> JsonResponse:

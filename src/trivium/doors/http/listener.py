@@ -25,6 +25,7 @@ class Listener:
     """Takes connections from `open` to `close`. The sockets are its own from the start."""
 
     tick_seconds = 1.0  # between looks at what is due
+    send_bytes = 256 * 1024  # that the system holds of an answer that is not read; by itself it would take megabytes
 
     def __init__(self, app: ASGIApp, sockets: list[socket.socket], *, tls: ssl.SSLContext | None, max_connections: int) -> None:
         self._sockets = sockets
@@ -73,6 +74,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         self._tick(loop)
         for sock in self._sockets:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_bytes)
             server = await loop.create_server(
                 lambda: HttpProtocol(self._config, self._state, loop, self._max_connections),
                 sock=sock,

@@ -16,6 +16,7 @@ from trivium.doors.http.errors import RETRY_SECONDS, HttpError
 
 __all__ = ["routes", "stop_routes"]
 
+_BAD = ("hanging", "dead")  # states in which the server must be started anew
 _HANG_SECONDS = 60.0  # no step of a sane engine takes longer
 _FORCED_SECONDS = 5.0  # that `?mode=Force` leaves to running answers
 
@@ -40,7 +41,7 @@ def stop_routes() -> list[BaseRoute]:
 async def _health(request: Request) -> Response:
     """200 unless the engine has work and makes no steps: then the process should be started anew."""
     status = _health_of(door_of(request))
-    return _told(JsonResponse({"status": status}), status != "hanging")
+    return _told(JsonResponse({"status": status}), status not in _BAD)
 
 
 async def _ready(request: Request) -> Response:
@@ -51,7 +52,7 @@ async def _ready(request: Request) -> Response:
 
 async def _vendor_live(request: Request) -> Response:
     """`/health` for the vendor's probes: all is in the status."""
-    return _told(Response(), _health_of(door_of(request)) != "hanging")
+    return _told(Response(), _health_of(door_of(request)) not in _BAD)
 
 
 async def _vendor_ready(request: Request) -> Response:
@@ -95,6 +96,8 @@ def _stop(door: HttpDoor, seconds: float | None) -> Response:
 def _health_of(door: HttpDoor) -> str:
     if not door.loaded:
         return "loading"
+    if not door.engine.is_alive:
+        return "dead"
     stats = door.engine.stats()
     last_step: float = getattr(door.engine, "last_step_time", time.monotonic())
     waited = time.monotonic() - max(last_step, door.dispatcher.busy_since)
@@ -104,7 +107,9 @@ def _health_of(door: HttpDoor) -> str:
 def _readiness_of(door: HttpDoor) -> str:
     if door.draining:
         return "draining"
-    return "ready" if door.loaded else "loading"
+    if not door.loaded:
+        return "loading"
+    return "ready" if door.engine.is_alive else "dead"
 
 
 def _told(response: Response, good: bool) -> Response:

@@ -23,7 +23,9 @@ from trivium.doors.http.limits import (
     STALL_SECONDS,
 )
 
-__all__ = ["HttpProtocol"]
+__all__ = ["ABORT", "HttpProtocol"]
+
+ABORT = "trivium.abort"  # the extension of a scope that cuts its connection
 
 log = logging.getLogger("trivium.http")
 
@@ -130,6 +132,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]  # ours is a function
         self._begun = True
         self._idle_since = None
         if self._head_since is None:

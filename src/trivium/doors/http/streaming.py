@@ -19,7 +19,8 @@ log = logging.getLogger("trivium.http")
 class EventStream(Response):
     """Sends `events`, whole frames ending in a blank line, and owns `generation`: whatever happens, it is closed at the end.
 
-    `events` tells failures of the engine itself, as its API does. A client that goes away ends the stream.
+    `events` tells failures of the engine itself, as its API does. Raises `ClientGoneError` for a client
+    that goes away.
     """
 
     media_type = "text/event-stream"
@@ -37,7 +38,7 @@ class EventStream(Response):
                 async for event in self._events:
                     await send({"type": "http.response.body", "body": event, "more_body": True})
             except ClientGoneError:
-                return
+                raise
             except Exception:
                 # The status has been sent: all that is left is to say it in the log, and to end without a last event.
                 log.exception("a stream of %s failed", scope["path"])

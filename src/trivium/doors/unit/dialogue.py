@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trivium.doors.prompt_size import check_size
 from trivium.engine.engine import Engine
 from trivium.models.chat_template import ChatTemplate
 
@@ -32,8 +33,10 @@ class Dialogue:
     def prompt(self, text: str) -> list[int]:
         """The tokens of the next prompt; may run on any thread. The oldest turns that do not fit are forgotten.
 
-        Raises `RequestError` if the template refuses it. A text that is too long by itself is for the engine to refuse.
+        Raises `RequestError` if the template refuses it. A text that is too long by itself is mostly for the
+        engine to refuse.
         """
+        check_size(self._engine, self._system + text, "data")
         turns = self._turns
         tokens = self._tokens(turns, text)
         while turns and len(tokens) > self._room:

@@ -51,7 +51,7 @@ class Engines:
     def names(self) -> dict[str, str]:
         """What devices may ask for, and the model that each name stands for."""
         own = self._own.engine.model_info.name
-        return {own: own, **{entry.name: entry.name for entry in catalogue()}, **self._models}
+        return {own: own, **{entry.name: entry.name for entry in catalogue() if entry.kind == "llm"}, **self._models}
 
     def num_kib(self, model: str) -> int:
         """Size of a model's file, 0 if that is not known."""

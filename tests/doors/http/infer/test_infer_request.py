@@ -113,7 +113,7 @@ def test_characters_of_a_text(engine) -> None:
 
 def test_a_text_of_more_than_a_million_tokens(engine) -> None:
     with pytest.raises(RequestError, match="at most 1048576 tokens") as caught:
-        read(engine, {"inputs": "a" * 1048577})
+        read(engine, {"inputs": "a" * 1048577}, infer_truncation="right")
     assert not isinstance(caught.value, PromptTooLongError)
 
 
@@ -348,3 +348,15 @@ def test_whatever_comes_is_read_or_refused(engine, body: dict[str, Any]) -> None
     except RequestError:
         return
     engine.validate(asked.request)
+
+
+def test_a_hopeless_text_is_refused_before_it_is_tokenized(engine, monkeypatch) -> None:
+    encoded = []
+    encode = engine.tokenizer.encode_prompt
+    monkeypatch.setattr(type(engine.tokenizer), "encode_prompt", lambda self, text: encoded.append(text) or encode(text))
+    with pytest.raises(PromptTooLongError, match=r"has 70000 characters and so at least \d+ tokens"):
+        read(engine, {"inputs": "x" * 70_000}, max_input_len=100)
+    assert not encoded
+    with pytest.raises(PromptTooLongError, match="tokens"):
+        read(engine, {"inputs": "x" * 7_000}, max_input_len=100)
+    assert len(encoded) == 1

@@ -13,6 +13,7 @@ from trivium.doors.http.door import HttpDoor
 from trivium.doors.http.infer.parameters import MAX_TOKEN_ID, MAX_TOKENS, read_parameters
 from trivium.doors.http.infer.sampling import resolve_sampling
 from trivium.doors.http.limits import MAX_PROMPT_CHARS
+from trivium.doors.prompt_size import check_size
 from trivium.engine.request import GenerationRequest
 from trivium.errors import PromptTooLongError, RequestError
 from trivium.media import TextPart, parse_parts
@@ -82,7 +83,10 @@ class InferReader:
             got = "neither" if inputs is None else "both"
             raise RequestError(f"exactly one of inputs and input_id must be given, got {got}", field="inputs")
         if inputs is not None:
-            ids = self._engine.tokenizer.encode_prompt(self._text(inputs))
+            text = self._text(inputs)
+            if self._config.infer_truncation == "none":
+                check_size(self._engine, text, "inputs", self._config.max_input_len)
+            ids = self._engine.tokenizer.encode_prompt(text)
             if len(ids) > MAX_TOKENS:
                 raise _wrong_size("inputs", f"a prompt of at most {MAX_TOKENS} tokens", len(ids))
             return ids

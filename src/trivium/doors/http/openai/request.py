@@ -15,6 +15,7 @@ from trivium.doors.http.openai.fields import Fields, is_integer, is_list, rename
 from trivium.doors.http.openai.sampling import read_chat_logprobs, read_max_tokens, read_sampling
 from trivium.doors.http.openai.structured import STRUCTURES, Structure, read_structure
 from trivium.doors.http.openai.tools import ToolUse, read_tools
+from trivium.doors.prompt_size import check_size
 from trivium.engine.request import GenerationRequest
 from trivium.engine.sampling import SamplingOptions
 from trivium.errors import PromptTooLongError, RequestError
@@ -261,6 +262,7 @@ class BodyReader:
             continue_final=continue_final,
         )
         thinking = None if self._reasoning is None else self._reasoning.prompt_opens_thought(rendered.text)
+        check_size(self._engine, rendered.text, "messages", self._max_input_len)
         return _Prompt(rendered.tokens(self._engine.tokenizer), thinking=thinking)
 
     def _prompts(self, fields: Fields, echo: bool) -> list[_Prompt]:
@@ -281,6 +283,7 @@ class BodyReader:
             if len(prompt) > MAX_PROMPT_CHARS:
                 message = f"{name} must have at most {MAX_PROMPT_CHARS} characters, got {len(prompt)}"
                 raise RequestError(message, field="prompt", allowed=f"at most {MAX_PROMPT_CHARS} characters")
+            check_size(self._engine, prompt, "prompt", self._max_input_len)
             return _Prompt(tokenizer.encode_prompt(prompt), prompt)
         if not (is_list(prompt) and all(map(is_integer, prompt))):
             raise wrong(name, _PROMPTS, prompt)

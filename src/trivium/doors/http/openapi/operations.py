@@ -49,8 +49,8 @@ _MODE = {
 }
 
 OPERATIONS = (
-    _probe("/health", "health", "Whether the engine makes steps.", ("ok", "loading"), ("hanging",)),
-    _probe("/ready", "ready", "Whether requests are taken.", ("ready",), ("loading", "draining")),
+    _probe("/health", "health", "Whether the engine makes steps.", ("ok", "loading"), ("hanging", "dead")),
+    _probe("/ready", "ready", "Whether requests are taken.", ("ready",), ("loading", "draining", "dead")),
     _vendor_probe("/v2/health/live", "live", "/health for MindIE's probes."),
     _vendor_probe("/v2/health/ready", "vendorReady", "/ready for MindIE's probes."),
     Operation(
