@@ -8,7 +8,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/trivium/native/*.* src/tr
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve chat test test-portable test-oracle test-browser lint format golden clean
+.PHONY: help install serve chat test test-portable test-arm test-oracle test-browser test-voice lint format golden wheels clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,10 +32,13 @@ chat: $(STAMP)  ## install, fetch the default model, talk to it (PROMPT="…" an
 
 test: $(STAMP)  ## the whole suite, without a network once the model is there
 	$(BIN)/trivium pull smollm2
-	$(PYTEST) -m 'not oracle and not browser'
+	$(PYTEST) -m 'not oracle and not browser and not voice'
 
 test-portable: $(STAMP)  ## the native tests on a CPU model without AVX (needs qemu-user)
 	qemu-x86_64 -cpu Nehalem $(BIN)/python -m pytest tests/native -m 'not oracle' -p no:cacheprovider
+
+test-arm: $(BIN)/python  ## the native tests on emulated ARM CPUs (needs qemu-user, g++-aarch64-linux-gnu, cmake, ninja-build)
+	PYTHON=$(BIN)/python tools/aarch64.sh test
 
 $(VENV)/.oracle: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0'
@@ -54,6 +57,15 @@ test-browser: $(VENV)/.browser  ## drive the page in a real Chromium (needs chro
 	$(BIN)/trivium pull smollm2
 	$(PYTEST) -m browser tests/browser
 
+$(VENV)/.voice: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[voice,test]'
+	touch $@
+
+test-voice: $(VENV)/.voice  ## wake words, speech to text and text to speech, with real models (needs espeak-ng)
+	$(BIN)/trivium pull smollm2
+	$(BIN)/trivium pull whisper-tiny
+	$(PYTEST) -m voice tests/doors/unit/voice
+
 golden: $(VENV)/.oracle  ## make the golden files anew
 	for script in tests/golden/make_*.py; do $(BIN)/python $$script || exit 1; done
 
@@ -69,6 +81,9 @@ lint: $(VENV)/.dev  ## ruff and mypy
 format: $(VENV)/.dev  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+wheels:  ## wheels for other machines: x86-64 and, with the tools of test-arm, aarch64; into dist/
+	tools/wheels.sh $(PYTHON)
 
 clean:  ## remove what was built
 	rm -rf build dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -12,7 +12,7 @@ UInt8 = NDArray[np.uint8]
 UInt32 = NDArray[np.uint32]
 
 def available_instruction_sets() -> list[str]:
-    """Kernels this CPU can run, best first: of "avx512", "avx2", "neon", "portable"."""
+    """Kernels this CPU can run, best first: of "avx512", "avx2", "neon_dot", "neon", "portable"."""
 
 def instruction_set() -> str:
     """The kernels in use: the best available, or what TRIVIUM_ISA names."""

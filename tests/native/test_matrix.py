@@ -133,6 +133,32 @@ def test_extreme_codes_and_activations_do_not_saturate(type, seed, size):
         )
 
 
+@pytest.mark.parametrize(
+    ("type", "activation", "largest"),
+    [
+        (TensorType.Q4_0, "int8", 127),
+        (TensorType.Q4_0, "int16", 32767),
+        (TensorType.Q4_1, "int8", 127),
+        (TensorType.Q4_1, "int16", 32767),
+        (TensorType.Q8_0, "int16", 32767),
+    ],
+)
+def test_integer_products_are_exact(type, activation, largest):
+    """Where all scales are one, a product is the integers' dot product rounded once: on every instruction set, in any tile."""
+    data = random_tensor(type, 37, 32).reshape(-1, type.block_bytes)
+    data[0] = 128 if type == TensorType.Q8_0 else 255
+    data[:, :2] = np.ones(1, np.float16).view(np.uint8)  # the scale
+    if type == TensorType.Q4_1:
+        data[:, 2:4] = 0  # the minimum
+    weights = reference(type, data.reshape(-1), 37, 32)
+    matrix = Matrix(37, 32, [(int(type), data.reshape(-1))], "auto")
+    x = np.random.default_rng(6).integers(-largest, largest, (13, 32))
+    x[:, 0], x[1], x[2] = largest, largest, -largest
+    expected = (x @ weights.astype(np.int64).T).astype(np.float32)
+    for rows in range(1, 14):
+        assert np.array_equal(matrix.matmul(x[:rows].astype(np.float32), activation), expected[:rows])
+
+
 def test_not_finite_activations_stay_visible():
     matrix, _ = make(TensorType.Q4_1, 16, 64)
     x = np.ones((2, 64), np.float32)

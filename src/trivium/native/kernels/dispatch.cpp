@@ -5,6 +5,11 @@
 
 #include "instruction_sets.h"
 
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace trivium {
 
 std::vector<const Kernels*> available_kernels() {
@@ -17,6 +22,9 @@ std::vector<const Kernels*> available_kernels() {
   }
   // F16C has no name of its own in older compilers' builtin; every CPU with AVX2 and FMA has it.
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(avx2_kernels());
+#elif defined(__aarch64__)
+  if ((getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0) found.push_back(neon_dot_kernels());
+  found.push_back(neon_kernels());
 #endif
   found.push_back(portable_kernels());
   return found;

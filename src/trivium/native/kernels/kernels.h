@@ -128,5 +128,7 @@ const Kernels& kernels();
 const Kernels* portable_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
+const Kernels* neon_kernels();
+const Kernels* neon_dot_kernels();
 
 }  // namespace trivium
