@@ -13,7 +13,7 @@ import trivium
 from trivium.cli.main import LazyGroup, cli
 from trivium.errors import ModelLoadError
 
-COMMANDS = ["serve", "generate", "chat", "run-batch", "pull", "info", "bench"]
+COMMANDS = ["serve", "generate", "chat", "run-batch", "pull", "info", "unit", "bench"]
 
 
 def test_version():

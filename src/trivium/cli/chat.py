@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trivium.engine.engine import Engine
     from trivium.engine.sampling import SamplingOptions
 
-__all__ = ["Chat", "command"]
+__all__ = ["Chat", "command", "typed_lines"]
 
 _NOT_HERE = ("seed", "max_num_seqs", "max_waiting", "max_logprobs", "served_model_name", "reasoning_parser", "tool_call_parser")
 _HISTORY_LINES = 1000
@@ -51,7 +51,7 @@ def command(system: str | None, **flags: Any) -> None:
         chat = Chat(engine, resolve_sampling(given, engine.model_info.generation_defaults), system)
         if sys.stdin.isatty():
             click.echo(f"{engine.model_info.name}: /help for help, /exit to end", err=True)
-            lines = _typed_lines()
+            lines = typed_lines()
         else:
             lines = (line.removesuffix("\n") for line in sys.stdin)
         for line in lines:
@@ -132,7 +132,7 @@ class Chat:
             click.echo(f"cannot write {file}: {error.strerror}", err=True)
 
 
-def _typed_lines() -> Iterator[str]:
+def typed_lines() -> Iterator[str]:
     """Lines from a terminal, with editing and a history that outlives the program. Ends with Ctrl-D, or Ctrl-C twice."""
     with _line_history():
         interrupted = False

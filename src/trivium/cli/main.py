@@ -100,6 +100,7 @@ def _drop_unwritable_output() -> None:
         "run-batch": ("trivium.cli.run_batch", "Answer a file of requests in OpenAI's batch format."),
         "pull": ("trivium.cli.pull", "Fetch a model and print where it is."),
         "info": ("trivium.cli.info", "Show a model, its memory plan and this machine."),
+        "unit": ("trivium.cli.unit", "Speak the unit protocol with a server."),
         "bench": ("trivium.cli.bench", "Measure latency, throughput, or a server under load."),
     },
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -20,6 +20,7 @@ context.linger = 500
 poller = zmq.Poller()
 handlers = {}
 tasks = {}
+lines = {}
 
 
 def ask(action, text):
@@ -35,9 +36,11 @@ def split(packed):
 
 
 def push(url, frame):
-    with context.socket(zmq.PUSH) as line:
-        line.connect(url)
-        line.send(json.dumps({"created": int(time.time()), **frame}).encode() + b"\n")
+    """All that one client is told goes over one socket, so that it comes in order."""
+    if url not in lines:
+        lines[url] = context.socket(zmq.PUSH)
+        lines[url].connect(url)
+    lines[url].send(json.dumps({"created": int(time.time()), **frame}).encode() + b"\n")
 
 
 def listen(socket, handler):
@@ -94,7 +97,8 @@ class Task:
             self.output.send(b"no frame")
         if text == "flood":
             for _ in range(20000):
-                self.output.send(b'{"object":"x.utf-8","data":"flood"}')
+                self.output.send(b'{"object":"None","data":"flood"}')
+            time.sleep(0.3)  # what its own socket cannot take is lost
         if "stream" not in self.format:
             self.publish(self.format, text)
             self.say(self.format, text)
@@ -128,7 +132,7 @@ def take_call(rpc):
     action, payload = rpc.recv_multipart()
     action = action.decode()
     if action == "stall":
-        time.sleep(5)
+        time.sleep(1.5)
     actions = ("setup", "link", "exit", "taskinfo", "silent", "stall")
     rpc.send(b"None" if action in actions else f"{action} NotAction".encode())
     if action in actions:
@@ -177,5 +181,4 @@ while True:
             handlers[socket](socket)
 for task in tasks.values():
     task.close()
-rpc.close()
-context.term()
+context.destroy()

@@ -96,7 +96,7 @@ def test_inference_of_nothing(client):
         assert without_time(received) == reply("e", work_id, -4, "inference data push false")
 
 
-@pytest.mark.parametrize("work_id", ["melotts", "whisper.1000", "vad", "vlm", "nothing.1"])
+@pytest.mark.parametrize("work_id", ["vad.1000", "vlm", "nothing.1"])
 def test_units_that_are_not_here(client, work_id):
     assert without_time(client.ask("1", work_id, "setup", data={})) == reply("1", work_id, -9, "unit call false")
 
@@ -125,7 +125,8 @@ def test_lists_and_facts(client):
 def test_models_are_listed_as_descriptors(client):
     models = client.ask("1", "sys", "lsmode")
     assert models["object"] == "sys.lsmode"
-    assert [(model["mode"], model["type"]) for model in models["data"]] == [("fake", "llm"), ("smollm2", "llm")]
+    listed = [(model["mode"], model["type"]) for model in models["data"]]
+    assert [model for model in listed if model[1] == "llm"] == [("fake", "llm"), ("smollm2", "llm")]
     assert models["data"][1]["mode_param"]["cmm_size"] == 98_362_432 // 1024
     assert models["data"][0]["input_type"] == ["llm.utf-8", "llm.utf-8.stream"]
 

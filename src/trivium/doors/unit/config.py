@@ -11,6 +11,8 @@ from trivium.settings import Settings, option, require
 
 __all__ = ["UnitConfig"]
 
+_UNITS = ("llm", "kws", "asr", "whisper", "tts", "melotts")
+
 
 @dataclass(slots=True)
 class UnitConfig(Settings):
@@ -26,7 +28,10 @@ class UnitConfig(Settings):
     unit_queue: int = option(8, "inferences that may wait behind a task's running one; more are refused")
     unit_frame_tokens: int = option(3, "tokens in a streamed frame, at least")
     unit_models: list[str] = option([], "model that a device's name stands for, as NAME=MODEL")
+    unit_speech_models: list[str] = option([], "the same for speech: NAME=a Whisper folder, or a piper voice's .onnx file")
+    unit_sound_frame: int = option(2880, "bytes of 16 kHz sound in a frame of streamed speech, at most")
     unit_default_model: str | None = option(None, "model for names that nothing stands for; default: such a setup is refused")
+    unit_without: list[str] = option([], "unit that the server does not run, like asr, so that another process can be it")
     unit_bus: str | None = option(None, "folder, or tcp://ADDRESS:PORT, where units of other processes join; default: nowhere")
 
     def __post_init__(self) -> None:
@@ -36,10 +41,13 @@ class UnitConfig(Settings):
         require(1 <= self.unit_max_tasks <= 4096, "unit_max_tasks", "1..4096", self.unit_max_tasks)
         require(0 <= self.unit_queue <= 4096, "unit_queue", "0..4096", self.unit_queue)
         require(1 <= self.unit_frame_tokens <= 4096, "unit_frame_tokens", "1..4096", self.unit_frame_tokens)
+        require(96 <= self.unit_sound_frame <= 2**20, "unit_sound_frame", "96..1048576", self.unit_sound_frame)
         require(self.unit_default_model != "", "unit_default_model", "a model", self.unit_default_model)
         devices = [device for device, _ in self.serial_lines]
         require(len(set(devices)) == len(devices), "unit_serial", "different devices", devices)
-        _ = self.models, self.bus_address
+        for name in self.unit_without:
+            require(name in _UNITS, "unit_without", " or ".join(_UNITS), name)
+        _ = self.models, self.speech_models, self.bus_address
 
     @property
     def bus_address(self) -> BusAddress | None:
@@ -53,10 +61,20 @@ class UnitConfig(Settings):
 
     @property
     def models(self) -> dict[str, str]:
-        """Models by the names that devices use."""
-        table: dict[str, str] = {}
-        for text in self.unit_models:
-            name, equals, model = text.partition("=")
-            require(bool(name and equals and model), "unit_models", "NAME=MODEL", text)
-            require(table.setdefault(name, model) == model, "unit_models", f"one model for {name!r}", text)
-        return table
+        """Language models by the names that devices use."""
+        return _table("unit_models", self.unit_models)
+
+    @property
+    def speech_models(self) -> dict[str, str]:
+        """Models of the voice units by the names that devices use."""
+        return _table("unit_speech_models", self.unit_speech_models)
+
+
+def _table(field: str, texts: list[str]) -> dict[str, str]:
+    """Names and what they stand for. Raises `ConfigError`."""
+    table: dict[str, str] = {}
+    for text in texts:
+        name, equals, model = text.partition("=")
+        require(bool(name and equals and model), field, "NAME=MODEL", text)
+        require(table.setdefault(name, model) == model, field, f"one model for {name!r}", text)
+    return table

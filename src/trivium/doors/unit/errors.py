@@ -20,6 +20,7 @@ class Code(IntEnum):
     UNAVAILABLE = -10
     RUN = -11  # the model failed on this inference, or its prompt is too long
     BUSY = -13  # too many inferences wait
+    NO_WORK = -18  # the unit does not have the action
     LINK = -20
     FULL = -21  # no more tasks
     LINK_KIND = -22  # kws: not something it can be linked to
@@ -39,6 +40,7 @@ _MESSAGES = {
     Code.UNAVAILABLE: "Not available at the moment.",
     Code.RUN: "Model run failed.",
     Code.BUSY: "Already working.",
+    Code.NO_WORK: "not have unit action!",
     Code.LINK: "link false",
     Code.FULL: "task full",
     Code.LINK_KIND: "link false",

@@ -24,13 +24,10 @@ log = logging.getLogger("trivium.unit")
 MAX_ID = 256  # characters of a request_id or work_id: they are repeated in every frame
 
 # Units of the original that are not here, and what to do about it.
+_VOICE = "install the voice units with `pip install 'trivium[voice]'`, and start the server again"
 _HINTS = {
-    "kws": "install trivium[voice] and start the server again",
-    "asr": "install trivium[voice] and start the server again",
-    "tts": "install trivium[voice] and start the server again",
-    "melotts": "speech comes from the unit tts (trivium[voice])",
+    **dict.fromkeys(("kws", "asr", "whisper", "tts", "melotts"), _VOICE),
     "cosy_voice": "speech comes from the unit tts (trivium[voice])",
-    "whisper": "speech is recognised by the unit asr (trivium[voice])",
     "vad": "the unit asr (trivium[voice]) finds the ends of speech itself",
 }
 

@@ -19,6 +19,7 @@ from trivium.doors.unit.serial_line import SerialLine
 from trivium.doors.unit.sys_unit import SysUnit
 from trivium.doors.unit.tcp import TcpListener
 from trivium.doors.unit.unit import Unit
+from trivium.doors.unit.voice import voice_units
 from trivium.errors import ConfigError
 
 __all__ = ["UnitServer"]
@@ -52,6 +53,8 @@ class UnitServer:
         self.port: int | None = None  # the one in use, once `start` has returned
         self.units: dict[str, Unit] = {}
         self._add(LlmUnit(self.bus, config, Engines(dispatcher, config.models, config.unit_default_model, load)))
+        for unit in voice_units(self.bus, config):
+            self._add(unit)
         self._sys = SysUnit(self.bus, self.units)
         self._router = Router(self._sys, self.units)
         self._tcp = TcpListener(self._router)
@@ -110,7 +113,8 @@ class UnitServer:
         await self._tcp.close(_FLUSH_SECONDS)
 
     def _add(self, unit: Unit) -> None:
-        self.units[unit.name] = unit
+        if unit.name not in self.config.unit_without:
+            self.units[unit.name] = unit
 
     def _open_bus(self) -> None:
         """Let units of other processes join. Raises `ConfigError`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trivium.doors.unit.bus import ChainMessage
 from trivium.doors.unit.command import Command
@@ -13,13 +13,19 @@ from trivium.doors.unit.errors import Code, UnitError
 from trivium.doors.unit.input import InputReader
 
 if TYPE_CHECKING:
-    from trivium.doors.unit.output import Output
+    from trivium.doors.unit.connection import Connection
     from trivium.doors.unit.setup import Setup
     from trivium.doors.unit.unit import Unit
 
-__all__ = ["Task"]
+__all__ = ["OpenAnswer", "Task"]
 
 log = logging.getLogger("trivium.unit")
+
+
+class OpenAnswer(Protocol):
+    """An answer that has not ended; its frames go to `connection`, which changes with the task's owner."""
+
+    connection: Connection
 
 
 class Task(ABC):
@@ -46,7 +52,7 @@ class Task(ABC):
         self.request_id = command.request_id
         self.inputs = list(setup.inputs)
         self.missing: list[str] = []
-        self.outputs: set[Output] = set()
+        self.outputs: set[OpenAnswer] = set()
         self.reader = InputReader()
         self._links: dict[str, Callable[[], None]] = {}  # work_id of each linked task, and what ends the link
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 import time
 from collections import deque
@@ -23,6 +24,7 @@ MAX_UNSENT_BYTES = 4 * 2**20  # a client that leaves so much is cut off
 MAX_PENDING_BYTES = 64 * 2**20  # of unfinished messages of all clients together
 _BUSY_BYTES = 4096  # unsent, from which on text is gathered into larger frames
 _APART_SECONDS = 0.004
+_HTTP = re.compile(rb"(GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS|CONNECT|TRACE) ")
 _MAX_SPACED = 64  # frames that may wait to be sent apart; more go at once
 
 
@@ -37,6 +39,7 @@ class TcpConnection(Connection, asyncio.Protocol):
         self._spaced: deque[tuple[bytes, bool]] = deque()  # frames, and whether apart, that wait for those before them
         self._last_sent = 0.0
         self._last_apart = 0.0
+        self._heard = False  # anything
 
     @property
     def busy(self) -> bool:
@@ -109,6 +112,11 @@ class TcpConnection(Connection, asyncio.Protocol):
         self._listener.opened(self)
 
     def data_received(self, data: bytes) -> None:
+        if not self._heard and _HTTP.match(data):
+            # A web page can have a browser post messages to this port; headers would be skipped like any noise before them.
+            log.warning("%s speaks HTTP and is cut off", self.name)
+            self.abort()
+        self._heard = True
         if not self.closed:
             before = self.receiver.num_pending
             self.receiver.feed(data)
