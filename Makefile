@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # An editable install knows the modules that were there when it was made, so a new module makes a new stamp.
 STAMP  := $(VENV)/.installed-$(shell find src -name '*.py' | LC_ALL=C sort | cksum | cut -d' ' -f1)
+TOOLS  := $(VENV)/.test
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/trivium/native/*.* src/trivium/native/kernels/*.*)
 PYTEST := $(BIN)/python -m pytest
 
@@ -17,8 +18,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): $(BIN)/python $(NATIVE)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	rm -f $(VENV)/.installed-* && touch $@
+
+$(TOOLS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	touch $@
 
 install: $(STAMP)  ## make .venv and install Trivium in it
 
@@ -30,17 +35,17 @@ chat: $(STAMP)  ## install, fetch the default model, talk to it (PROMPT="…" an
 	$(BIN)/trivium pull smollm2
 	$(if $(PROMPT),$(BIN)/trivium generate "$(PROMPT)",$(BIN)/trivium chat)
 
-test: $(STAMP)  ## the whole suite, without a network once the model is there
+test: $(TOOLS)  ## the whole suite, without a network once the model is there
 	$(BIN)/trivium pull smollm2
 	$(PYTEST) -m 'not oracle and not browser and not voice'
 
-test-portable: $(STAMP)  ## the native tests on a CPU model without AVX (needs qemu-user)
+test-portable: $(TOOLS)  ## the native tests on a CPU model without AVX (needs qemu-user)
 	qemu-x86_64 -cpu Nehalem $(BIN)/python -m pytest tests/native -m 'not oracle' -p no:cacheprovider
 
 test-arm: $(BIN)/python  ## the native tests on emulated ARM CPUs (needs qemu-user, g++-aarch64-linux-gnu, cmake, ninja-build)
 	PYTHON=$(BIN)/python tools/aarch64.sh test
 
-$(VENV)/.oracle: $(STAMP)
+$(VENV)/.oracle: $(TOOLS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[oracle]'
 	touch $@
@@ -49,7 +54,7 @@ test-oracle: $(VENV)/.oracle  ## recompute what the golden files hold, with torc
 	$(BIN)/trivium pull smollm2
 	$(PYTEST) -m oracle tests/oracle
 
-$(VENV)/.browser: $(STAMP)
+$(VENV)/.browser: $(TOOLS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[browser]'
 	touch $@
 
@@ -57,7 +62,7 @@ test-browser: $(VENV)/.browser  ## drive the page in a real Chromium (needs chro
 	$(BIN)/trivium pull smollm2
 	$(PYTEST) -m browser tests/browser
 
-$(VENV)/.voice: $(STAMP)
+$(VENV)/.voice: $(TOOLS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[voice,test]'
 	touch $@
 
@@ -69,7 +74,7 @@ test-voice: $(VENV)/.voice  ## wake words, speech to text and text to speech, wi
 golden: $(VENV)/.oracle  ## make the golden files anew
 	for script in tests/golden/make_*.py; do $(BIN)/python $$script || exit 1; done
 
-$(VENV)/.dev: $(STAMP)
+$(VENV)/.dev: $(TOOLS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
