@@ -1,6 +1,7 @@
-"""What the http door costs: the tokens per second of streams through a server, beside the same work through the library.
+"""What a door costs: the tokens per second of streams through a server, beside the same work through the library.
 
     python benchmarks/door_speed.py
+    python benchmarks/door_speed.py --streams 8 --endpoints unit
 
 A round is one batch through `LLM.generate`, then the same batch through `trivium serve`, one connection per sequence. Library
 and server are processes of their own, and while one works the other is stopped by a signal. The client is a compiled reader
@@ -13,6 +14,7 @@ import argparse
 import json
 import re
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -24,7 +26,12 @@ from typing import Any
 from machine import busy_cores, warn_if_busy
 from peers import model_path
 
-_ENDS = {"/infer_token": "0\\r\\n\\r\\n", "/v1/completions": "[DONE]", "/v1/chat/completions": "[DONE]"}
+_ENDS = {
+    "/infer_token": "0\\r\\n\\r\\n",
+    "/v1/completions": "[DONE]",
+    "/v1/chat/completions": "[DONE]",
+    "unit": '"finish":true',
+}
 
 
 def main() -> None:
@@ -56,7 +63,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=32, help="of each (default: 32)")
     parser.add_argument("--output-tokens", type=int, default=256, help="for each (default: 256)")
     parser.add_argument("--repeats", type=int, default=5, help="rounds (default: 5)")
-    parser.add_argument("--endpoints", type=lambda text: text.split(","), default=list(_ENDS), help="default: all three")
+    parser.add_argument(
+        "--endpoints", type=lambda text: text.split(","), default=list(_ENDS)[:3], help="default: those of http"
+    )
     return parser.parse_args()
 
 
@@ -131,19 +140,23 @@ class Server(Paused):
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        command = [sys.executable, "-m", "trivium", "serve", model_path(options.model), "--port", "0", "--no-unit"]
+        command = [sys.executable, "-m", "trivium", "serve", model_path(options.model), "--port", "0", "--unit-port", "0"]
+        command += ["--unit-max-tasks", str(options.streams)]
         command += ["--no-enable-prefix-caching", "--max-num-seqs", str(options.streams)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.port = self._wait_for_port()
+        self.port = self._wait_for(r"http: http://127\.0\.0\.1:(\d+)")
+        self.unit_port = self._wait_for(r"unit: 127\.0\.0\.1:(\d+)")
+        self._tasks: list[str] = []  # of the unit door
 
     def run(self, reader: Path, endpoint: str, folder: Path) -> dict[str, float]:
         """One batch over one connection per sequence: tokens per second, microseconds of CPU per token."""
-        files = []
-        for i, prompt in enumerate(prompts(self._options)):
-            files.append(folder / f"request-{i}")
-            files[-1].write_bytes(self._request(endpoint, prompt))
+        requests = self._inferences() if endpoint == "unit" else [self._request(endpoint, p) for p in prompts(self._options)]
+        files = [folder / f"request-{i}" for i in range(len(requests))]
+        for file, request in zip(files, requests, strict=True):
+            file.write_bytes(request)
+        port = self.unit_port if endpoint == "unit" else self.port
         cpu, generated = self._loop_seconds(), self._generated_tokens()
-        command = [reader, "127.0.0.1", str(self.port), _ENDS[endpoint], *files]
+        command = [reader, "127.0.0.1", str(port), _ENDS[endpoint], *files]
         seconds, _, complete = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
         cpu = self._loop_seconds() - cpu
         if int(complete) != len(files):
@@ -164,6 +177,37 @@ class Server(Paused):
         head = f"POST {endpoint} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", f"Content-Length: {len(body)}"
         return "\r\n".join([*head, "", ""]).encode() + body
 
+    def _inferences(self) -> list[bytes]:
+        """An inference for each task; the tasks are set up with the first call, and outlive the connection that does it."""
+        while len(self._tasks) < self._options.streams:
+            with socket.create_connection(("127.0.0.1", self.unit_port)) as connection, connection.makefile("rw") as lines:
+                settings = {
+                    "model": self._name(),
+                    "response_format": "llm.utf-8.stream",
+                    "input": "llm.utf-8",
+                    "enoutput": True,
+                    "max_token_len": self._options.output_tokens,
+                    "enable_temperature": True,
+                    "temperature": 0.0,
+                    "prompt": "",
+                }
+                envelope = {"request_id": "setup", "work_id": "llm", "action": "setup", "object": "llm.setup", "data": settings}
+                lines.write(json.dumps(envelope))
+                lines.flush()
+                self._tasks.append(json.loads(lines.readline())["work_id"])
+        subjects = ["a fox", "a king", "two sisters", "a ship", "a winter", "a clock", "a garden", "a bridge"]
+        inferences = []
+        for i, task in enumerate(self._tasks):
+            text = f"Tell me a very long story about {subjects[i % len(subjects)]}, number {i}."
+            envelope = {"request_id": str(i), "work_id": task, "action": "inference", "object": "llm.utf-8", "data": text}
+            inferences.append(json.dumps(envelope).encode())
+        return inferences
+
+    def _name(self) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/stats") as answer:
+            name: str = json.load(answer)["model"]
+        return name
+
     def _loop_seconds(self) -> float:
         """How long the main thread, which runs the event loop, has been on a core."""
         return int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/schedstat").read_text().split()[0]) / 1e9
@@ -173,11 +217,11 @@ class Server(Paused):
             generated: int = json.load(answer)["generated_tokens"]
         return generated
 
-    def _wait_for_port(self) -> int:
+    def _wait_for(self, pattern: str) -> int:
         lines = []
         for line in self.process.stderr or ():
             lines.append(line)
-            if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
+            if found := re.search(pattern, line):
                 return int(found[1])
         raise SystemExit("the server did not start:\n" + "".join(lines))
 

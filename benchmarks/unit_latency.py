@@ -1,0 +1,97 @@
+"""How soon a frame of the unit door is at its client, counted from the token that fills it.
+
+    python benchmarks/unit_latency.py
+
+The server runs in this process, the client in another; both read the same clock. A frame's time is that of the step which gave its
+last token (the engine's own), the arrival that of the client's read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+
+from machine import busy_cores, warn_if_busy
+from peers import model_path
+
+from trivium.config import EngineConfig
+from trivium.doors.dispatcher import Dispatcher, DispatchObserver
+from trivium.doors.unit.config import UnitConfig
+from trivium.doors.unit.server import UnitServer
+from trivium.engine.native_engine import NativeEngine
+from trivium.engine.outputs import OutputDelta
+
+_CLIENT = """
+import json, socket, sys, time
+name, port, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+connection = socket.create_connection(("127.0.0.1", port))
+lines = connection.makefile("r")
+settings = {"model": name, "response_format": "llm.utf-8.stream", "input": "llm.utf-8", "enoutput": True, "prompt": "",
+            "max_token_len": 32}
+def say(**message):
+    connection.sendall(json.dumps(message).encode())
+say(request_id="s", work_id="llm", action="setup", object="llm.setup", data=settings)
+task = json.loads(lines.readline())["work_id"]
+for i in range(count):
+    say(request_id=str(i), work_id=task, action="inference", object="llm.utf-8", data=f"Tell me about the number {i}.")
+    arrivals = []
+    while not arrivals or not frame["data"]["finish"]:
+        frame = json.loads(lines.readline())
+        arrivals.append(time.monotonic())
+    print(arrivals[0], flush=True)
+"""
+
+
+class FirstFrames(DispatchObserver):
+    """When the token came that filled the first frame of each answer."""
+
+    def __init__(self, frame_tokens: int) -> None:
+        self.times: list[float] = []
+        self._frame_tokens = frame_tokens
+        self._counts: dict[str, int] = {}
+
+    def delivered(self, outputs: Sequence[OutputDelta]) -> None:
+        for delta in outputs:
+            before = self._counts.get(delta.request_id, 0)
+            self._counts[delta.request_id] = before + len(delta.token_ids)
+            if before < self._frame_tokens <= self._counts[delta.request_id]:
+                self.times.append(delta.time)
+
+
+async def measure(engine: NativeEngine, answers: int) -> list[float]:
+    """Milliseconds from token to arrival, per answer."""
+    config = UnitConfig(unit_port=0)
+    observer = FirstFrames(config.unit_frame_tokens)
+    server = UnitServer(config, Dispatcher(engine, observer))
+    await server.start()
+    client = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _CLIENT, engine.model_info.name, str(server.port), str(answers), stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await client.communicate()
+    await server.stop(1.0)
+    arrivals = [float(line) for line in output.split()]
+    return [1000 * (arrival - token) for token, arrival in zip(observer.times, arrivals, strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="GGUF file (default: the catalogue's smollm2)")
+    parser.add_argument("--answers", type=int, default=50, help="default: 50")
+    options = parser.parse_args()
+    if warning := warn_if_busy(busy_cores()):
+        print(warning, file=sys.stderr)
+    sys.setswitchinterval(0.0002)  # as `trivium serve` has it
+    with NativeEngine.load(EngineConfig(model=model_path(options.model), max_num_seqs=8)) as engine:
+        latencies = sorted(asyncio.run(measure(engine, options.answers)))
+    worst = latencies[-(-99 * len(latencies) // 100) - 1]
+    print(
+        json.dumps({"answers": len(latencies), "median_ms": round(statistics.median(latencies), 3), "p99_ms": round(worst, 3)})
+    )
+
+
+if __name__ == "__main__":
+    main()
