@@ -2,8 +2,8 @@
 
     python benchmarks/unit_latency.py
 
-The server runs in this process, the client in another; both read the same clock. A frame's time is the end of the step that gave
-its last token, by the engine's own account, and its arrival that of the client's read.
+The server runs in this process, the client in another; both read the same clock. A frame's time is the end of the step that
+gave its last token, by the engine's own account, and its arrival that of the client's read.
 """
 
 from __future__ import annotations
