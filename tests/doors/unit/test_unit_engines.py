@@ -100,7 +100,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_and_may_be_tried_again(door, 
 
 def test_names_are_listed_with_what_the_configuration_adds(door):
     with door.client() as client:
-        models = [model["mode"] for model in client.ask("1", "sys", "lsmode")["data"]]
+        models = [model["mode"] for model in client.ask("1", "sys", "lsmode")["data"] if model["type"] == "llm"]
     assert models == ["fake", "smollm2", "qwen2.5-0.5B-prefill-20e", "qwen2.5-0.5b", "other", "bad", "file"]
 
 
