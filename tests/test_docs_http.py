@@ -82,7 +82,7 @@ def metrics_table() -> str:
 def refused_table() -> str:
     """Fields of the OpenAI API that may only ask for nothing."""
     lines = []
-    for name, neutral in openai_request._WITHOUT_EFFECT.items():
+    for name, neutral in openai_request.WITHOUT_EFFECT.items():
         allowed = " or ".join(f"`{openai_request.json.dumps(value)}`" for value in neutral)
         lines.append(f"| `{name}` | {allowed or 'unset'} |")
     return "\n".join(lines)

@@ -126,8 +126,9 @@ def _parse(name: str, text: str, hint: Any) -> Any:
             return int(text)
         if kind is float and re.fullmatch(r"[+-]?[0-9]{1,30}(\.[0-9]{1,30})?", text):
             return float(text)
-        if typing.get_origin(kind) is list:
-            return [word for word in re.split(r"[\s,]+", text) if word]
+        # A variable that is set but empty is a mistake, and a dangerous one where the list is of keys.
+        if typing.get_origin(kind) is list and (words := [word for word in re.split(r"[\s,]+", text) if word]):
+            return words
         if kind is str or (typing.get_origin(kind) is Literal and text in typing.get_args(kind)):
             return text
     raise ConfigError(f"TRIVIUM_{name.upper()} must be {_describe(hint)}, got {text!r}")

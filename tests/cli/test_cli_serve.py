@@ -185,6 +185,18 @@ def test_a_second_signal_ends_at_once(small, signum):
         assert {"time", "level", "logger", "message"} <= set(json.loads(line))
 
 
+def test_a_second_signal_ends_the_first_process_of_a_container(small, tmp_path):
+    """Which the system spares: it ends by itself, and says so like a shell."""
+    (tmp_path / "sitecustomize.py").write_text("import os\n\nos.getpid = lambda: 1\n")
+    with started(*small, env={**os.environ, "PYTHONPATH": str(tmp_path)}) as process:
+        stream = Stream(url_of(process))
+        process.signal(signal.SIGTERM)
+        process.wait_for("a second signal ends at once")
+        process.signal(signal.SIGTERM)
+        assert process.end() in (128 + signal.SIGTERM, 0)  # 0 if the story was shorter than expected
+        stream.join()
+
+
 def test_a_signal_while_it_loads(small):
     with started(*small) as process:
         process.wait_for(r"http: http://")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -327,3 +328,31 @@ def test_threads_may_encode_both_ways_at_once() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+# --- long texts
+
+
+@pytest.mark.parametrize("name", ["smollm", "llama", "qwen2"])
+def test_long_texts_are_encoded_like_short_ones(name: str) -> None:
+    converted = tokenizer(name)
+    text = "你好 hello<|im_end|> 1234\n" * 1000
+    expected = converted._backend.encode(text, add_special_tokens=False).ids
+    assert converted.encode(text) == expected
+    assert converted.encode(text * 15) == converted._backend.encode(text * 15, add_special_tokens=False).ids
+
+
+def resident() -> int:
+    """Megabytes of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def test_a_huge_text_leaves_no_memory_behind() -> None:
+    converted = tokenizer("smollm")
+    before = resident()
+    threads = [threading.Thread(target=converted.encode, args=("你好😀" * 200_000,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert resident() - before < 100

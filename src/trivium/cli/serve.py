@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import logging
+import os
 import resource
 import shlex
 import signal
@@ -150,12 +151,17 @@ async def _serve(server: HttpServer, ready: Callable[[], None]) -> None:
         log.info("%s: running answers may finish; a second signal ends at once", signal.Signals(signum).name)
         for one in signals:
             loop.remove_signal_handler(one)
-            signal.signal(one, signal.SIG_DFL)  # the system does it, whatever the process is busy with
+            # The system does it, whatever the process is busy with; but not for the first one of a container.
+            signal.signal(one, signal.SIG_DFL if os.getpid() != 1 else _end_at_once)
         server.stop()
 
     for signum in signals:
         loop.add_signal_handler(signum, end, signum)
     await server.run(ready)
+
+
+def _end_at_once(signum: int, frame: object) -> None:
+    os._exit(128 + signum)
 
 
 def _tell_units(unit: UnitServer, server_config: ServerConfig) -> None:

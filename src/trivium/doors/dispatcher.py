@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -160,7 +161,8 @@ class Dispatcher:
         """
         generation = Generation(self)
         self._opened()
-        job = self.loop.run_in_executor(None, self._submit, generation, make)
+        context = contextvars.copy_context()  # the request's id, for what is logged there
+        job = self.loop.run_in_executor(None, context.run, self._submit, generation, make)
         try:
             await asyncio.shield(job)
         except asyncio.CancelledError:

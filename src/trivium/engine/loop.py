@@ -20,7 +20,7 @@ from trivium.engine.sample import ActiveRequest, Sample
 from trivium.engine.sampler_factory import SamplerFactory
 from trivium.engine.scheduler import Chunk, Scheduler, StepPlan
 from trivium.engine.step_batch import StepBatch
-from trivium.errors import EngineError
+from trivium.errors import EngineError, RequestError
 
 if TYPE_CHECKING:
     from trivium._native import Model, StepResult
@@ -179,7 +179,7 @@ class EngineLoop:
                     collect_prompt_logprobs(sample, rows)
                 if sampled := tokens[i]:
                     if sampled[-1] < 0:
-                        raise EngineError("the model's output is not finite, or no token is allowed")
+                        raise _no_token(sample)
                     delta = accept_tokens(sample, sampled, logprobs[i], now)
                     deltas.append((sample, delta))
                     num_generated_tokens += len(delta.token_ids)
@@ -284,6 +284,19 @@ class EngineLoop:
             self._scheduler.num_preemptions = old.num_preemptions
             self._scheduler.prefix_queries, self._scheduler.prefix_hits = old.prefix_queries, old.prefix_hits
             self._record(0, 0, 0)
+
+
+def _no_token(sample: Sample) -> EngineError:
+    """Why a sample got no token: a request may forbid all that its structure allows."""
+    sampling = sample.request.sampling
+    forbidding = {
+        "bad_words": sampling.bad_words or sampling.bad_words_token_ids,
+        "stop_token_ids": sample.num_output_tokens < sampling.min_tokens and sampling.stop_token_ids,
+    }
+    fields = [name for name, forbids in forbidding.items() if forbids and sampling.guided is not None]
+    if fields:
+        return RequestError(f"{' and '.join(fields)} left no token that the structure allows", field=fields[0])
+    return EngineError("the model's output is not finite, or no token is allowed")
 
 
 def _log_fault(message: str, sample: Sample, error: Exception) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import json
 import os
 import re
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +21,9 @@ __all__ = ["Tokenizer"]
 
 # `tokenizers` holds the GIL while it encodes one text, but not while it encodes a batch: longer texts go as a batch of one.
 _LONG_TEXT = 8192
+# It needs hundreds of bytes per character. Huge texts take turns, and what they needed goes back to the system at once.
+_HUGE_TEXT = 262_144
+_huge = threading.Lock()
 
 _SPACE = "\u2581"  # how SentencePiece writes a space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -199,9 +205,12 @@ class Tokenizer:
         backend = self._variants.get((special, start)) or self._make_variant(special, start)
         try:
             if len(text) < _LONG_TEXT:
-                encoding = backend.encode(text, add_special_tokens=False)
-            else:
-                encoding = backend.encode_batch([text], add_special_tokens=False)[0]
+                return list(backend.encode(text, add_special_tokens=False).ids)
+            with _huge if len(text) > _HUGE_TEXT else contextlib.nullcontext():
+                ids = list(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)  # without offsets
+                if len(text) > _HUGE_TEXT:
+                    _give_back_memory()
+            return ids
         except BaseException as error:
             if not is_backend_fault(error):
                 raise
@@ -210,7 +219,6 @@ class Tokenizer:
                     "prompt must be valid Unicode, got a lone surrogate", field="prompt", allowed="valid Unicode"
                 ) from error
             raise EngineError(f"the tokenizer failed: {error}") from error
-        return list(encoding.ids)
 
     def _make_variant(self, special: bool, start: bool) -> tokenizers.Tokenizer:
         """A copy of the pipeline that leaves special tokens alone, or does not take its text for the start of one.
@@ -226,6 +234,13 @@ class Tokenizer:
         variant.encode_special_tokens = not special
         self._variants[special, start] = variant
         return variant
+
+
+def _give_back_memory() -> None:
+    """Have glibc return what has been freed, which it keeps for each thread; other C libraries do so by themselves."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _runs(text: str, special: Mapping[str, int], plain_starts: Collection[int]) -> Iterable[tuple[int, int, bool]]:

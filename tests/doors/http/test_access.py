@@ -124,6 +124,12 @@ class TestKeys:
         assert caplog.text
         assert "sesame" not in caplog.text
 
+    @pytest.mark.parametrize("text", ["", " ", ", ,"])
+    def test_a_variable_without_a_key_does_not_open_the_server(self, text):
+        with pytest.raises(ConfigError, match="TRIVIUM_API_KEY must be a list of strings"):
+            ServerConfig.load(environ={"TRIVIUM_API_KEY": text})
+        assert ServerConfig.load(environ={"TRIVIUM_API_KEY": "a, b"}).api_key == ["a", "b"]
+
     @pytest.mark.parametrize("key", ["", "tab\tkey", "schlüssel"])
     def test_keys_that_cannot_be_sent(self, key):
         with pytest.raises(ConfigError, match="api_key must be"):

@@ -6,8 +6,10 @@ import json
 import logging
 import re
 
+import httpx
 import pytest
 from engine_parts import make_engine, request
+from http_parts import serving
 from starlette.routing import Route
 
 from trivium.doors.dispatcher import ClientGoneError, Dispatcher
@@ -241,6 +243,7 @@ def test_answers_are_told_in_numbers_only(lines):
             v1__completions=answering(n=2),
         )
     (entry,) = map(json.loads, lines())
+    assert entry["id"] == "a"
     assert entry["prompt_tokens"] == len(SECRET)
     assert entry["output_tokens"] == 10
     assert entry["cached_tokens"] == 0
@@ -249,6 +252,19 @@ def test_answers_are_told_in_numbers_only(lines):
     text = json.dumps(entry)
     for hidden in (SECRET, "hidden", "Bearer", "zz"):
         assert hidden not in text
+
+
+def test_the_log_leads_from_a_request_to_its_answer(lines):
+    """By the id that the client set, which also stands with what a worker thread says, and by the answer's own."""
+    configure_logging("json")
+    infer, completion = {"inputs": "hi", "wibble": 1}, {"prompt": "hi", "wobble": 1}
+    with make_engine() as engine, serving(engine) as server, httpx.Client(base_url=server.url) as client:
+        first = client.post("/infer", json=infer, headers={"X-Request-Id": "my-1"}).headers["RequestUUID"]
+        second = client.post("/v1/completions", json=completion, headers={"X-Request-Id": "my-2"}).json()["id"]
+    told = [entry for entry in map(json.loads, lines()) if entry["logger"].startswith("trivium.http") and "request_id" in entry]
+    assert [entry["request_id"] for entry in told] == ["my-1", "my-1", "my-2", "my-2"]
+    assert (told[1]["id"], told[3]["id"]) == (first, second.removeprefix("cmpl-") + "-0")
+    assert ["ignored" in entry["message"] for entry in told] == [True, False, True, False]
 
 
 def test_a_stream_is_logged_at_its_end(lines):

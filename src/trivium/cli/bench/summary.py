@@ -107,10 +107,21 @@ def _is_good(outcome: Outcome, goodput: Mapping[str, float]) -> bool:
 
 
 def _peak_rate(good: Sequence[Outcome]) -> float:
-    """Most tokens that came in one second of the run, taking every event for one token."""
-    moments = [moment for outcome in good for moment in accumulate(outcome.itl, initial=outcome.start + outcome.ttft)]
-    first = min(moments, default=0.0)
-    return float(max(Counter(int(moment - first) for moment in moments).values(), default=0))
+    """Most tokens that came within one second. The events of an answer may bring several: they share its tokens evenly."""
+    events = sorted(
+        (moment, outcome.output_tokens / (1 + len(outcome.itl)))
+        for outcome in good
+        for moment in accumulate(outcome.itl, initial=outcome.start + outcome.ttft)
+    )
+    most = within = 0.0
+    oldest = 0
+    for moment, tokens in events:
+        within += tokens
+        while events[oldest][0] <= moment - 1.0:
+            within -= events[oldest][1]
+            oldest += 1
+        most = max(most, within)
+    return most
 
 
 def _peak_concurrency(good: Sequence[Outcome]) -> int:

@@ -73,6 +73,12 @@ def _message(error: Exception) -> str:
     return str(error) if known else "internal error; the server's log says more under this request's id"
 
 
+def _chat_message(error: Exception) -> str:
+    """With the words that agents and frameworks look for, to shorten their conversation and ask again."""
+    message = _message(error)
+    return f"prompt is too long: {message}" if isinstance(error, PromptTooLongError) else message
+
+
 class OpenAIErrors(ErrorForm):
     """`{"error": {message, type, param, code}}`."""
 
@@ -98,7 +104,7 @@ class OpenAIErrors(ErrorForm):
             code = "context_length_exceeded"
         elif status == 404 and _field(error) == "model":
             code = "model_not_found"
-        return {"error": {"message": _message(error), "type": kind, "param": _field(error), "code": code}}
+        return {"error": {"message": _chat_message(error), "type": kind, "param": _field(error), "code": code}}
 
 
 class AnthropicErrors(ErrorForm):
@@ -117,7 +123,7 @@ class AnthropicErrors(ErrorForm):
     def body(self, error: Exception) -> dict[str, Any]:
         status = self.status(error)
         kind = self._TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": _message(error)}}
+        return {"type": "error", "error": {"type": kind, "message": _chat_message(error)}}
 
 
 class InferErrors(ErrorForm):

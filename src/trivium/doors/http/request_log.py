@@ -114,6 +114,7 @@ def _of_generation(generation: Generation) -> dict[str, Any]:
     """Tokens, ends and times; those of prefill are known when a first sample has ended."""
     reasons = {delta.finish_reason for delta in generation.ended} | ({"abort"} if generation.unfinished else set())
     fields: dict[str, Any] = {
+        "id": generation.requests[0].request_id,  # as the engine's lines have it, and the answer
         "prompt_tokens": sum(len(request.prompt_token_ids) for request in generation.requests),
         "output_tokens": generation.num_output_tokens,
         "finish": ",".join(sorted(filter(None, reasons))),

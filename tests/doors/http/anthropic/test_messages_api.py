@@ -256,6 +256,11 @@ def test_a_message_is_input_of_the_next(fake):
     assert fake.messages.create(**{**say("b"), "messages": messages}).content[-1].text == "b"
 
 
+def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_know(fake):
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: "):
+        fake.messages.create(**say("a" * 100_000))
+
+
 def test_a_failure_of_the_engine(fake):
     with pytest.raises(anthropic.InternalServerError, match="the step failed"):
         fake.messages.create(**say("boom"))

@@ -153,6 +153,12 @@ def test_counting_needs_no_max_tokens_and_unknown_fields_are_told():
     assert body.unknown == ("colour",)
 
 
+@pytest.mark.parametrize("edits", [[], [{"type": "clear_thinking_20251015", "keep": "all"}], None])
+def test_edits_of_the_context_that_leave_it_as_it_is(edits):
+    """Agents ask for them with every request."""
+    assert read_body({"messages": HELLO, "max_tokens": 9, "context_management": {"edits": edits}}).unknown == ()
+
+
 BAD = [
     ({"max_tokens": None}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),
@@ -198,6 +204,9 @@ BAD = [
     ({"service_tier": "fast"}, "service_tier"),
     ({"container": "c"}, "container"),
     ({"mcp_servers": [{}]}, "mcp_servers"),
+    ({"context_management": []}, "context_management"),
+    ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0]"),
+    ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "context_management.edits[0]"),
     ({"tools": [TOOL] * 200}, "tools"),
     ({"tools": ["f"]}, "tools[0]"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),

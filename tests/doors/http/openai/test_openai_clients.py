@@ -11,6 +11,7 @@ import time
 
 import openai
 import pytest
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
 from openai_parts import serving
@@ -199,6 +200,11 @@ def test_langchain(langchain):
     parts = list(langchain.bind(max_tokens=8).stream([HumanMessage("Name a colour.")]))
     assert "".join(part.content for part in parts) == answer.content
     assert answer.usage_metadata["output_tokens"] == 8
+
+
+def test_langchain_knows_a_prompt_that_is_too_long(langchain):
+    with pytest.raises(ContextOverflowError, match="prompt is too long: the prompt has"):
+        langchain.invoke([HumanMessage("word " * 5000)])
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])

@@ -159,6 +159,26 @@ def test_logit_bias_and_bad_words(engine, server):
     assert choice["text"].replace(" ", "") == "555"
 
 
+def test_what_forbids_all_that_the_structure_allows_is_the_clients_mistake(server):
+    starts = [server.post("/tokenize", json={"prompt": start}).json()["tokens"] for start in ("y", "ye", "yes")]
+    body = {"messages": MESSAGES, "guided_regex": "yes!?", "max_tokens": 8}
+    for fields, name in (
+        ({"bad_words": ["y", "ye", "yes"]}, "bad_words"),
+        ({"min_tokens": 3, "stop_token_ids": [tokens[0] for tokens in starts]}, "stop_token_ids"),
+    ):
+        for stream in (False, True):
+            response = server.post(CHAT, json={**body, **fields, "stream": stream})
+            if stream:
+                *_, error, done = [line.removeprefix("data: ") for line in response.text.split("\n\n")[:-1]]
+                assert (response.status_code, done) == (200, "[DONE]")
+            else:
+                error = response.text
+                assert response.status_code == 400, error
+            error = json.loads(error)["error"]
+            assert (error["param"], error["type"]) == (name, "invalid_request_error")
+            assert name in error["message"]
+
+
 def test_structured_output(server):
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

@@ -32,9 +32,24 @@ def schema(**fields):
 
 def test_named_tool():
     choice = {"type": "function", "function": {"name": "point"}}
-    assert schema(tool_choice=choice) == POINT
+    assert schema(tool_choice=choice) == {**POINT, "additionalProperties": False}
     choice["function"]["name"] = "plain"
-    assert schema(tool_choice=choice) == {"type": "object"}
+    assert schema(tool_choice=choice) == {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "object"},
+        {"type": "object", "properties": {}, "additionalProperties": True},
+        {"type": "object", "properties": {}, "additionalProperties": {"type": "string"}},
+        {"type": "object", "properties": {}, "patternProperties": {"^x": {}}},
+        {"type": "object", "properties": {}, "allOf": [{"properties": {"a": {}}}]},
+    ],
+)
+def test_a_schema_that_tells_of_other_properties_is_taken_as_it_is(parameters):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    assert schema(tools=tools, tool_choice={"type": "function", "function": {"name": "f"}}) == parameters
 
 
 def test_required_tools():

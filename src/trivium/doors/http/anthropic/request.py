@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from trivium.doors.http.anthropic.messages import read_conversation
+from trivium.doors.http.chat_fields import unknown_fields
 from trivium.doors.http.limits import MAX_TOOLS
 from trivium.doors.http.openai.fields import Fields
 from trivium.doors.http.translation import Translation, entries
 from trivium.errors import RequestError
 
-__all__ = ["MessagesRequest", "read_body"]
+__all__ = ["MAX_EDITS", "NO_EDIT", "MessagesRequest", "read_body"]
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -20,7 +21,12 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _NOTED = ("cache_control", "speed", "user_profile_id", "workspace_id")
 
 # What would change the answer and cannot be honoured.
-_REFUSED = ("container", "context_management", "diagnostics", "inference_geo", "mcp_servers")
+_REFUSED = ("container", "diagnostics", "inference_geo", "mcp_servers")
+
+# The one edit of the context that asks for nothing: agents send it with every request.
+NO_EDIT = "clear_thinking_20251015"
+_KEEP_ALL = ("all", {"type": "all"})
+MAX_EDITS = 16
 
 _NAMES = {
     "prompt": "messages",
@@ -54,6 +60,7 @@ def read_body(body: Mapping[str, Any], *, counting: bool = False) -> MessagesReq
         fields.required("max_tokens", "an integer >= 1")
     fields.choice("service_tier", "auto", "standard_only")
     _check_metadata(fields)
+    _check_edits(fields)
     conversation = read_conversation(fields)
     max_tokens = fields.integer("max_tokens", 1)
     chat: dict[str, Any] = {
@@ -77,7 +84,7 @@ def read_body(body: Mapping[str, Any], *, counting: bool = False) -> MessagesReq
         conversation=conversation,
         names={**_NAMES, **_tool_names(len(chat["tools"])), "continue_final_message": conversation.last},
         stream=stream,
-        unknown=tuple(fields.unread()),
+        unknown=unknown_fields(fields, "messages", _NAMES),
         max_thought=max_thought,
         shows_thought=shown,
     )
@@ -87,6 +94,19 @@ def _check_metadata(fields: Fields) -> None:
     metadata = fields.object("metadata")
     if metadata is not None:
         metadata.string("user_id")
+
+
+def _check_edits(fields: Fields) -> None:
+    management = fields.object("context_management")
+    if management is None:
+        return
+    for name, edit in entries(management, "edits", "a list of edits", MAX_EDITS):
+        if edit.any("type") != NO_EDIT or edit.any("keep") not in _KEEP_ALL:
+            raise RequestError(
+                f"{name} cannot be honoured: the context is never changed, so an edit must be {NO_EDIT!r} with keep: 'all'",
+                field=name,
+                allowed=f"{NO_EDIT!r} with keep: 'all'",
+            )
 
 
 def _read_tools(fields: Fields) -> dict[str, Any]:

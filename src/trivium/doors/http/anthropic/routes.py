@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any
@@ -48,7 +47,7 @@ async def _create(request: Request) -> Response:
     body, asked, generation = await ask(request, partial(read_body, given), arrival_time)
     num_prompt_tokens = len(asked.requests[0].prompt_token_ids)
     reader = PieceReader(asked)
-    writer = MessageWriter(f"msg_{uuid.uuid4().hex}", api.model, num_prompt_tokens, shows_thought=body.shows_thought)
+    writer = MessageWriter(f"msg_{asked.key}", api.model, num_prompt_tokens, shows_thought=body.shows_thought)
     if body.stream:
         return EventStream(generation, _events(generation, reader, writer))
     with generation:

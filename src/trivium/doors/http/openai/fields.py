@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from trivium.errors import RequestError
 
-__all__ = ["Fields", "is_integer", "is_list", "is_number", "renamed", "too_many", "wrong"]
+__all__ = ["Fields", "is_integer", "is_list", "is_number", "is_one_of", "renamed", "too_many", "wrong"]
 
 _SHOWN_CHARS = 80  # of a wrong value in an error's message
 
@@ -155,3 +155,8 @@ def is_integer(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_one_of(value: object, allowed: Iterable[object]) -> bool:
+    """Whether a value of a body is among these; true and false are no numbers."""
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trivium.doors.http.limits import MAX_PROMPT_CHARS, MAX_PROMPTS, MAX_SAMPLES
 from trivium.doors.http.openai.conversation import Conversations
-from trivium.doors.http.openai.fields import Fields, is_integer, is_list, renamed, too_many, wrong
+from trivium.doors.http.openai.fields import Fields, is_integer, is_list, is_one_of, renamed, too_many, wrong
 from trivium.doors.http.openai.sampling import read_chat_logprobs, read_max_tokens, read_sampling
 from trivium.doors.http.openai.structured import STRUCTURES, Structure, read_structure
 from trivium.doors.http.openai.tools import ToolUse, read_tools
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trivium.engine.engine import Engine
     from trivium.models.tokenizer import Tokenizer
 
-__all__ = ["CHAT", "COMPLETIONS", "EFFORTS", "BodyReader", "OpenAIRequest"]
+__all__ = ["CHAT", "COMPLETIONS", "EFFORTS", "WITHOUT_EFFECT", "BodyReader", "OpenAIRequest"]
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -59,7 +59,7 @@ _OWN: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 
 # Fields that would change the answer and cannot be honoured: what they may be is what has no effect.
-_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -116,10 +116,14 @@ class OpenAIRequest:
         return sum(request.n for request in self.requests)
 
     @property
+    def key(self) -> str:
+        """What the ids of the requests have in common; the answer's id has it, too."""
+        return self.requests[0].request_id.rpartition("-")[0]
+
+    @property
     def id(self) -> str:
         """The id of the answer."""
-        prefix = "chatcmpl" if self.kind == CHAT else "cmpl"
-        return f"{prefix}-{self.requests[0].request_id.rpartition('-')[0]}"
+        return f"{'chatcmpl' if self.kind == CHAT else 'cmpl'}-{self.key}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,10 +341,10 @@ def _check_names(kind: str, fields: Fields) -> None:
         if other == kind:
             continue
         for name, neutral in own.items():
-            if name in fields and fields.any(name) not in neutral:
+            if name in fields and not is_one_of(fields.any(name), neutral):
                 raise RequestError(f"{name!r} is no field of {kind}", field=name, value=fields.any(name))
-    for name, neutral in _WITHOUT_EFFECT.items():
-        if name in fields and fields.any(name) not in neutral:
+    for name, neutral in WITHOUT_EFFECT.items():
+        if name in fields and not is_one_of(fields.any(name), neutral):
             raise fields.wrong(name, " or ".join(map(json.dumps, neutral)) or "unset")
 
 

@@ -14,6 +14,9 @@ from trivium.errors import RequestError
 
 __all__ = ["ToolUse", "read_tools"]
 
+# Members of a schema that may allow properties beside those it lists.
+_TELL_OF_OTHERS = ("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf")
+
 _CHOICES = "'none', 'auto', 'required' or {'type': 'function', 'function': {'name': …}}"
 
 
@@ -107,8 +110,15 @@ def _check_tool(tool: Any, place: str) -> None:
 
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a function's arguments, which are always an object."""
-    return {"type": "object", **(function.get("parameters") or {})}
+    """The schema of a function's arguments, which are an object: none without parameters, as OpenAI has it.
+
+    Where the schema lists properties and says nothing of others there are no others: a model that is held to the schema
+    would make some up, and the function would not know them.
+    """
+    schema = {"type": "object", **(function.get("parameters") or {"properties": {}})}
+    if "properties" in schema and schema.keys().isdisjoint(_TELL_OF_OTHERS):
+        schema["additionalProperties"] = False
+    return schema
 
 
 def _moved(schema: Any, place: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trivium.doors.http.anthropic.request import MAX_EDITS, NO_EDIT
 from trivium.doors.http.anthropic.routes import COUNT_TOKENS, MESSAGES
 from trivium.doors.http.limits import MAX_MESSAGES, MAX_STOP_STRINGS, MAX_TOOLS
 from trivium.doors.http.openapi.chat import JSON_SCHEMA
@@ -86,6 +87,9 @@ _PROMPT: dict[str, Schema] = {
             "effort": choice("low", "medium", "high", "xhigh", "max"),
             "format": object_of({"type": {"const": "json_schema"}, "schema": JSON_SCHEMA}, "type", "schema"),
         }
+    ),
+    "context_management": object_of(
+        {"edits": array(object_of({"type": {"const": NO_EDIT}, "keep": {"const": "all"}}, "type", "keep"), maxItems=MAX_EDITS)}
     ),
 }
 _REQUEST = object_of(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trivium.doors.http.chat_fields import unknown_fields
 from trivium.doors.http.limits import MAX_TOOLS
 from trivium.doors.http.openai.fields import Fields
 from trivium.doors.http.responses.items import read_conversation
@@ -102,7 +103,7 @@ def read_body(body: Mapping[str, Any]) -> ResponsesRequest:
         conversation=conversation,
         names={**_NAMES, **places},
         stream=stream,
-        unknown=tuple(fields.unread()),
+        unknown=unknown_fields(fields, "responses", _NAMES),
         repeated=repeated,
         logprobs=logprobs,
     )

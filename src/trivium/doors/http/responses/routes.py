@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -63,7 +62,7 @@ def _writer(body: ResponsesRequest, asked: OpenAIRequest, model: str) -> Respons
         "top_p": request.sampling.top_p,
     }
     logprobs = partial(chat_logprobs, tokenizer=asked.tokenizer) if body.logprobs else None
-    return ResponseWriter(f"resp_{uuid.uuid4().hex}", fields, len(request.prompt_token_ids), logprobs)
+    return ResponseWriter(f"resp_{asked.key}", fields, len(request.prompt_token_ids), logprobs)
 
 
 async def _events(generation: Generation, reader: PieceReader, writer: ResponseWriter) -> AsyncIterator[bytes]:
