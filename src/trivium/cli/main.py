@@ -94,7 +94,7 @@ def _drop_unwritable_output() -> None:
     "trivium",
     cls=LazyGroup,
     modules={
-        "serve": ("trivium.cli.serve", "Answer requests over HTTP."),
+        "serve": ("trivium.cli.serve", "Answer requests over HTTP, and devices over TCP and serial lines."),
         "generate": ("trivium.cli.generate", "Answer or continue one prompt."),
         "chat": ("trivium.cli.chat", "Talk with a model."),
         "run-batch": ("trivium.cli.run_batch", "Answer a file of requests in OpenAI's batch format."),
