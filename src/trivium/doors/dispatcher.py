@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ from trivium.engine.outputs import OutputDelta
 from trivium.engine.request import GenerationRequest
 
 __all__ = ["ClientGoneError", "DispatchObserver", "Dispatcher", "Generation"]
+
+log = logging.getLogger("trivium")
 
 MakeRequests = Callable[[], Sequence[GenerationRequest]]
 
@@ -117,7 +120,11 @@ class Generation:
         if self.closed:
             return
         if self._listener is not None:
-            self._listener(delta)
+            try:
+                self._listener(delta)
+            except Exception:  # the other deltas of the step are others'
+                log.exception("a listener of request %s raised; it is aborted", delta.request_id)
+                self.close()
             return
         self._pending.append(delta)
         if len(self._pending) > self._dispatcher.max_pending:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 from collections.abc import Iterable
 
 from trivium.errors import ConfigError
 
-__all__ = ["BACKLOG", "bind", "close_all"]
+__all__ = ["BACKLOG", "accepted", "bind", "close_all"]
 
 BACKLOG = 2048
 
@@ -36,6 +37,12 @@ def bind(host: str, port: int, option: str = "port") -> list[socket.socket]:
         close_all(sockets)
         raise ConfigError(f"cannot listen on {host}, {option} {port}: {error.strerror}{advice}") from error
     return sockets
+
+
+async def accepted() -> None:
+    """For a listener that was just closed: let the connections that it had accepted come to their protocols."""
+    for _ in range(3):  # the accepting task begins; it makes the transport; the transport tells its protocol
+        await asyncio.sleep(0)
 
 
 def _host(option: str) -> str:

@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 
 from trivium.doors.http.limits import HEADER_SECONDS, KEEP_ALIVE_SECONDS
 from trivium.doors.http.protocol import HttpProtocol
-from trivium.doors.sockets import BACKLOG, close_all
+from trivium.doors.sockets import BACKLOG, accepted, close_all
 
 __all__ = ["Listener"]
 
@@ -93,6 +93,7 @@ class Listener:
         for server in self._servers:
             server.close()
         close_all(self._sockets)
+        await accepted()
         if not await self._wait_empty(seconds):
             for connection in list(self._state.connections):
                 connection.transport.abort()

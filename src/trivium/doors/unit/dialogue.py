@@ -33,8 +33,8 @@ class Dialogue:
     def prompt(self, text: str) -> list[int]:
         """The tokens of the next prompt; may run on any thread. The oldest turns that do not fit are forgotten.
 
-        Raises `RequestError` if the template refuses it. A text that is too long by itself is mostly for the
-        engine to refuse.
+        Raises `RequestError` if the template refuses it. A text that is too long by itself is mostly for the engine to refuse;
+        what was said before it stays.
         """
         check_size(self._engine, self._system + text, "data")
         turns = self._turns
@@ -42,7 +42,8 @@ class Dialogue:
         while turns and len(tokens) > self._room:
             turns = turns[max(1, len(turns) // 8) :]
             tokens = self._tokens(turns, text)
-        self._turns = turns
+        if turns or len(tokens) < self._engine.model_info.max_model_len:
+            self._turns = turns
         return tokens
 
     def _tokens(self, turns: list[tuple[str, str]], text: str) -> list[int]:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import cast
 
+from trivium.doors.sockets import accepted
 from trivium.doors.unit.connection import Connection
 from trivium.doors.unit.receiver import Receiver
 from trivium.doors.unit.router import Router
@@ -159,6 +160,7 @@ class TcpListener:
     async def close(self, timeout: float) -> None:
         """End all connections; what is still to be sent gets `timeout` seconds."""
         self.stop_listening()
+        await accepted()
         for connection in tuple(self.connections):
             connection.close()
         deadline = time.monotonic() + timeout

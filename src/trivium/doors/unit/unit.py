@@ -145,7 +145,11 @@ class Unit(ABC):
         finally:
             self._starting -= 1
             for waiting in self._later.pop(command.connection, ()):
-                self.handle(waiting)
+                try:
+                    self.handle(waiting)
+                except Exception:  # those behind it are others'
+                    log.exception("%s: a command failed", self.name)
+                    waiting.fail(UnitError(Code.MODEL))
 
     async def _start_task(self, work_id: str, command: Command) -> None:
         if len(self.tasks) + self._starting > self.max_tasks:

@@ -106,7 +106,7 @@ def test_a_stream_key_by_key(client: httpx.Client, engine: NativeEngine, details
         assert response.headers["transfer-encoding"] == "chunked"
         assert response.headers["RequestUUID"]
         first, *middle, last = read_stream(response)
-    assert len(middle) == 18
+    assert 1 <= len(middle) <= 18  # an event of guessed tokens has several
     for event in (first, *middle):
         assert list(event) == ["prefill_time", "decode_time", "token"]
         assert list(event["token"]) == ["id", "text"]

@@ -74,7 +74,12 @@ class BusAddress:
     def may_be(self, url: str) -> bool:
         """Whether units may name this URL as theirs. Hosts are numbers, because looking names up could take long."""
         if url.startswith("ipc://"):
-            return url.startswith(f"ipc://{self.folder}/") and len(os.fsencode(url)) <= _MAX_IPC_URL
+            begin = f"ipc://{self.folder}/"
+            if self.folder is None or not url.startswith(begin) or len(os.fsencode(url)) > _MAX_IPC_URL:
+                return False
+            # In the folder, or its subfolder for tasks: what is named here is removed in the end.
+            *folders, name = url[len(begin) :].split("/")
+            return folders in ([], ["llm"]) and name not in ("", ".", "..") and "\0" not in name
         try:
             parts = urlsplit(url)
             host, port = ipaddress.ip_address(parts.hostname or ""), parts.port

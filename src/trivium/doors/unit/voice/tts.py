@@ -161,7 +161,12 @@ class TtsTask(Task):
             speech.finish()
             return
         if text or done:
-            self._add(self._stream(chunks, command.request_id, command.connection), text)
+            try:
+                speech = self._stream(chunks, command.request_id, command.connection)
+            except UnitError:
+                del self._chunks[command.connection]  # the next text begins anew
+                raise
+            self._add(speech, text)
         if done:
             del self._chunks[command.connection]
             self._streams.pop(chunks).finish()
