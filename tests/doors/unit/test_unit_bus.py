@@ -611,3 +611,34 @@ def test_pairs():
 def test_units_that_the_server_never_has():
     with pytest.raises(ConfigError, match="unit_without must be llm or kws"):
         UnitConfig(unit_without=["asr", "ars"])
+
+
+def test_a_folder_that_others_may_use_is_refused(folder):
+    inner = Path(folder) / "llm"
+    inner.mkdir()
+    inner.chmod(0o777)
+    with make_engine() as engine:
+        with (
+            pytest.raises(ConfigError, match="must be this user's, and closed to others"),
+            serving_unit(engine, unit_bus=folder, unit_without=SPEECH),
+        ):
+            pass
+        inner.chmod(0o700)
+        with serving_unit(engine, unit_bus=folder, unit_without=SPEECH):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("url", "may"),
+    [
+        ("ipc://{folder}/rpc.asr", True),
+        ("ipc://{folder}/llm/5010.sock", True),
+        ("ipc://{folder}/llm/../../etc/passwd", False),
+        ("ipc://{folder}/../x", False),
+        ("ipc://{folder}/llm/", False),
+        ("ipc://{folder}/other/x", False),
+        ("ipc://elsewhere/x", False),
+    ],
+)
+def test_units_name_sockets_of_the_folder_alone(folder, url, may):
+    assert BusAddress.of_option(folder).may_be(url.format(folder=folder)) is may

@@ -277,3 +277,13 @@ def test_the_end_does_not_wait_for_ever(engine):
     frames = client.answer()[1]
     assert frames[-1]["data"]["finish"]
     client.close()
+
+
+def test_an_inference_while_it_ends_gets_a_last_frame():
+    with make_engine() as engine, serving_unit(engine) as door, door.client() as client:
+        task = client.set_up(model="fake")
+        door.server._router.draining = True
+        reply = client.ask("late", task, "inference", object="llm.utf-8", data="hello")
+        assert (reply["request_id"], reply["work_id"], reply["error"]["code"]) == ("late", task, -10)
+        assert reply["data"] == {"delta": "", "finish": True, "index": 0}
+        door.server._router.draining = False

@@ -61,7 +61,11 @@ class Router:
         name = command.work_id.partition(".")[0]
         unit = self._units.get(name)
         if self.draining and command.action in ("setup", "inference"):
-            command.fail(UnitError(Code.UNAVAILABLE))
+            task = None if unit is None or command.action == "setup" else unit.tasks.get(command.work_id)
+            refuse = (
+                command.fail if task is None else lambda error: task.refuse(command, error)
+            )  # clients wait for a last frame
+            refuse(UnitError(Code.UNAVAILABLE))
         elif unit is None and name != "sys" and self.remote is not None and self.remote.handle(command):
             pass
         elif command.action == "inference":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Collection
 from contextlib import suppress
@@ -97,6 +98,13 @@ class RemoteUnits:
             return
         folder.mkdir(0o700, parents=True, exist_ok=True)
         (folder / "llm").mkdir(0o700, exist_ok=True)
+        try:
+            _check_ours(folder / "llm")
+        except ConfigError:
+            self._sockets.close()
+            raise
+        if folder.stat().st_mode & 0o022:
+            log.warning("unit_bus: others may put sockets into %s, and so pass for units", folder)
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(str(folder / "rpc.sys"))
@@ -137,6 +145,13 @@ class RemoteUnits:
             connection.send(text)
         else:
             task.told(connection, frame, text)
+
+
+def _check_ours(folder: Path) -> None:
+    """Raise `ConfigError` if other users may do something in a folder that was there already."""
+    status = folder.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise ConfigError(f"unit_bus: {folder} must be this user's, and closed to others (chmod 700)")
 
 
 def _may_answer(url: str) -> bool:
