@@ -171,3 +171,13 @@ def test_a_line_that_cannot_be_opened_is_a_clear_error(engine, tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "serial", None)
     with pytest.raises(ConfigError, match="pyserial"), serving_unit(engine, unit_serial=["/dev/ttyS0"]):
         pass
+
+
+def test_a_system_that_refuses_the_settings_is_a_clear_error(engine, line, monkeypatch):
+    def refuse(*args):
+        raise termios.error(22, "Invalid argument")  # no OSError
+
+    monkeypatch.setattr("serial.serialposix.termios.tcsetattr", refuse)
+    opening = serving_unit(engine, unit_serial=[f"{line.device}:9600"])
+    with pytest.raises(ConfigError, match=r"cannot be opened: .*Invalid argument"), opening:
+        pass

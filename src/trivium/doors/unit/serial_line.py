@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import logging
 import os
+import termios
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ class SerialLine(Connection):
                 timeout=0,
                 exclusive=True,
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, termios.error) as error:
             raise ConfigError(f"unit_serial: {self._device} cannot be opened: {error}") from error
         self.receiver = Receiver(self, self._router)
         self._unsent.clear()
@@ -120,7 +121,7 @@ class SerialLine(Connection):
             self._port.parity = settings.parity
             self._port.stopbits = settings.stop_bits
             self._port.baudrate = settings.baud
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, termios.error) as error:
             log.warning("%s cannot be set to %s: %s", self.name, settings, error)
             self._lost()
         else:
