@@ -418,3 +418,35 @@ async def test_whisper_is_another_name(bench):
 def test_descriptors():
     unit = AsrUnit(None, 1, SpeechModels({"mine": "/folder"}), None, None)
     assert [(model["mode"], model["type"]) for model in unit.descriptors()] == [("whisper-tiny", "asr"), ("mine", "asr")]
+
+
+@on_bench
+async def test_files_that_wait_keep_their_own_ids_and_clients(bench):
+    unit, recogniser = add_unit(bench)
+    task = await bench.set_up(unit, **FIELDS | {"input": "asr.wav.base64"})
+    recogniser.gate = threading.Event()
+    for request_id in ("one", "two"):
+        feed(bench, unit, task, wav(SENTENCE), kind="asr.wav.base64", request_id=request_id)
+    recogniser.gate.set()
+    assert [(await sentence(bench))[0]["request_id"] for _ in range(2)] == ["one", "two"]
+    assert not unit.tasks[task].outputs
+
+
+@on_bench
+async def test_files_that_wait_at_the_exit_or_come_in_a_pause_get_a_last_frame(bench):
+    unit, recogniser = add_unit(bench)
+    task = await bench.set_up(unit, **FIELDS | {"input": "asr.wav.base64"})
+    bench.send(unit, task, "pause", request_id="p")
+    await bench.replies(1)
+    feed(bench, unit, task, wav(SENTENCE), kind="asr.wav.base64", request_id="paused")
+    assert [frame["request_id"] for frame in await sentence(bench)] == ["paused"]
+    bench.send(unit, task, "work", request_id="w")
+    await bench.replies(1)
+    recogniser.gate = threading.Event()
+    for request_id in ("one", "two"):
+        feed(bench, unit, task, wav(SENTENCE), kind="asr.wav.base64", request_id=request_id)
+    assert len(unit.tasks[task].outputs) == 2
+    bench.send(unit, task, "exit", request_id="e")
+    ends = [(await sentence(bench))[-1]["request_id"] for _ in range(2)]
+    assert sorted(ends) == ["one", "two"]
+    recogniser.gate.set()

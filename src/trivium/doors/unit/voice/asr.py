@@ -17,6 +17,7 @@ from trivium.doors.unit.voice.hearing import EndRules, Heard, Hearing
 from trivium.doors.unit.voice.listening import ListeningTask, ListeningUnit
 from trivium.doors.unit.voice.models import SpeechModel, SpeechModels
 from trivium.doors.unit.voice.recogniser import Recogniser, Recognisers
+from trivium.doors.unit.voice.sound import Recording
 from trivium.doors.unit.voice.sound_device import SoundDevice
 
 __all__ = ["AsrTask", "AsrUnit", "WhisperUnit"]
@@ -85,6 +86,9 @@ class AsrTask(ListeningTask):
         self._model = model
         self._awake_delay = awake_delay
         self._sentence: _Sentence | None = None  # of which something has been told
+        # A file is an answer of its own: its first sentence is open from the moment that it comes.
+        self._files: list[tuple[Command, _Sentence]] = []  # that wait
+        self._file: Command | None = None  # that is being heard
         self._hearing = Hearing(
             activity,
             lambda sound: recogniser.transcribe(sound, language),
@@ -104,6 +108,8 @@ class AsrTask(ListeningTask):
         super().close()
         if self._sentence is not None:
             self._sentence.finish("")
+        for _, sentence in self._files:
+            sentence.finish("")
         self.unit.recognisers.release(self._model)
 
     def refuse(self, command: Command, error: UnitError) -> None:
@@ -112,7 +118,25 @@ class AsrTask(ListeningTask):
 
     def fail(self, error: UnitError) -> None:
         sentence, self._sentence = self._sentence, None
-        (sentence or _Sentence(self)).fail(error)
+        (sentence or _Sentence(self, self._file)).fail(error)
+        self._file = None
+
+    def ignored(self, recording: Recording, command: Command) -> None:
+        if recording.whole:
+            _Sentence(self, command).finish("")
+
+    def queued(self, recording: Recording, command: Command) -> None:
+        if recording.whole:
+            self._files.append((command, _Sentence(self, command)))
+
+    def begun(self, recording: Recording, command: Command) -> None:
+        if recording.whole:
+            if self._sentence is not None:
+                self._sentence.finish("")
+            self._file, self._sentence = self._files.pop(0)
+
+    def ended(self) -> None:
+        self._file = None
 
     def on_link(self, command: Command) -> None:
         super().on_link(command)
@@ -163,10 +187,10 @@ class AsrTask(ListeningTask):
 
     def _heard(self, heard: Heard, text: str) -> None:
         if heard is Heard.SO_FAR:
-            self._sentence = self._sentence or _Sentence(self)
+            self._sentence = self._sentence or _Sentence(self, self._file)
             self._sentence.so_far(text)
             return
-        sentence, self._sentence = self._sentence or _Sentence(self), None
+        sentence, self._sentence = self._sentence or _Sentence(self, self._file), None
         sentence.finish(f"{text}." if text else "")
 
     def _has_kws(self) -> bool:

@@ -87,6 +87,22 @@ class ListeningTask(Task):
         """On the thread: no sound has come for a while."""
         return
 
+    def ignored(self, recording: Recording, command: Command) -> None:
+        """Sound of a user came in a pause."""
+        return
+
+    def queued(self, recording: Recording, command: Command) -> None:
+        """Sound of a user waits to be heard."""
+        return
+
+    def begun(self, recording: Recording, command: Command) -> None:
+        """It is being heard: what is told from now on, up to `ended`, is of it."""
+        return
+
+    def ended(self) -> None:
+        """What is told from now on is of something else."""
+        return
+
     def fail(self, error: UnitError) -> None:
         """Looking at sound has failed: tell the owner."""
         self.refuse(Command(self.owner, self.request_id, self.work_id, "inference"), error)
@@ -110,8 +126,12 @@ class ListeningTask(Task):
         if data is None:
             return
         recording = read_recording(data, command.object)
-        if not self._paused and not self.worker.put(partial(self._hear_recording, recording), len(data)):
+        if self._paused:
+            self.ignored(recording, command)
+        elif not self.worker.put(partial(self._hear_recording, recording, command), len(data)):
             raise UnitError(Code.BUSY, f"{_MAX_WAITING // BYTES_PER_SECOND} s of sound wait already.")
+        else:
+            self.queued(recording, command)
 
     def stop(self) -> None:
         self.worker.put(self.forget)
@@ -157,8 +177,10 @@ class ListeningTask(Task):
 
     # On the thread
 
-    def _hear_recording(self, recording: Recording) -> None:
+    def _hear_recording(self, recording: Recording, command: Command) -> None:
+        self.tell(self.begun, recording, command)
         self.hear(recording.sound(), whole=recording.whole)
+        self.tell(self.ended)
 
     def _hear_microphone(self, sound: bytes) -> None:
         try:
