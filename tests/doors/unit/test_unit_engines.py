@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 from engine_parts import make_engine, start_engine
@@ -17,11 +18,14 @@ class Loader:
     def __init__(self):
         self.configs = []
         self.engines = []
+        self.gate = threading.Event()
+        self.gate.set()
 
     def __call__(self, config):
         self.configs.append(config)
         if config.model == "broken":
             raise ModelNotFoundError("the file of 'broken' is not there")
+        assert self.gate.wait(20)
         engine = start_engine()
         self.engines.append(engine)
         return engine
@@ -109,3 +113,18 @@ def test_a_default_stands_for_all_unknown_names(loader):
         task = client.set_up(model="whatever the device asks for")
         assert client.ask("t", task, "taskinfo")["data"]["model"] == "whatever the device asks for"
     assert loader.configs == []
+
+
+def test_a_setup_under_way_when_the_server_ends_is_answered_and_its_model_freed(loader):
+    with make_engine() as engine, serving_unit(engine, load=loader, unit_models=["file=/models/x.gguf"]) as door:
+        client = door.client()
+        loader.gate.clear()
+        settings = {"model": "file", "response_format": "llm.utf-8", "enoutput": True, "prompt": ""}
+        client.send("s", "llm", "setup", data=settings)
+        wait_until(lambda: loader.configs)
+        door.loop.call_soon_threadsafe(threading.Timer(0.2, loader.gate.set).start)
+    reply = client.receive()
+    assert (reply["request_id"], reply["error"]["code"]) == ("s", -5)
+    client.close()
+    assert len(loader.engines) == 1
+    assert not loader.running()

@@ -21,6 +21,7 @@ __all__ = ["Unit"]
 
 log = logging.getLogger("trivium.unit")
 
+_SETUP_SECONDS = 10.0  # that a setup under way gets at the server's end
 _MAX_LATER = 64  # commands of one connection that wait for its setup to end
 
 
@@ -66,8 +67,10 @@ class Unit(ABC):
         return []
 
     async def shutdown(self) -> None:
-        """The server ends: end all tasks, and free what the unit holds beside them."""
+        """The server ends: end all tasks, and free what the unit holds beside them. Setups under way are refused first."""
         self.reset()
+        if self._setups:
+            await asyncio.wait(tuple(self._setups), timeout=_SETUP_SECONDS)
 
     def is_upstream(self, name: str) -> bool:
         """Whether an input or a link's data names a task of another unit: "asr.1001"."""
