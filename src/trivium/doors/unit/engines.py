@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,8 @@ class Engines:
         self._load = load or _load_native
         self._shared: dict[str, _Shared] = {}  # by model
         self._closing: dict[str, asyncio.Task[None]] = {}
+        # Of its own: loading takes long, and the loop's usual threads submit the requests of all doors.
+        self._loader = ThreadPoolExecutor(1, "trivium-load")
 
     def names(self) -> dict[str, str]:
         """What devices may ask for, and the model that each name stands for."""
@@ -90,9 +93,10 @@ class Engines:
             self._closing[model] = asyncio.create_task(self._stop(model, shared.loading))
 
     async def close(self) -> None:
-        """Wait until all models that are no longer used are freed."""
+        """The server ends: wait until all models that are no longer used are freed."""
         while self._closing:
             await asyncio.wait(self._closing.values())
+        self._loader.shutdown(wait=False)
 
     def _resolve(self, name: str) -> str:
         if name in self._own_names:
@@ -110,7 +114,7 @@ class Engines:
         config = dataclasses.replace(
             self._own.engine.config, model=model, served_model_name=None, tokenizer=None, chat_template=None
         )
-        return Dispatcher(await asyncio.to_thread(self._load, config))
+        return Dispatcher(await asyncio.get_running_loop().run_in_executor(self._loader, self._load, config))
 
     async def _stop(self, model: str, loading: asyncio.Task[Dispatcher]) -> None:
         try:
