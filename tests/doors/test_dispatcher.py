@@ -208,3 +208,22 @@ def test_a_closed_loop_stops_no_engine():
             threading.Event().wait(0.01)
         assert engine.stats().finished == {"length": 1}
         assert engine.stats().used_blocks == 0
+
+
+def test_a_listener_that_raises_harms_no_other():
+    def broken(delta):
+        raise RuntimeError("broken")
+
+    async def main():
+        with make_engine() as engine:
+            dispatcher = Dispatcher(engine)
+            engine.native.gate.clear()
+            bad = await dispatcher.submit(lambda: [request("bad", max_tokens=100)])
+            good = await dispatcher.submit(lambda: [request("good", "hello")])
+            bad.listen(broken)
+            engine.native.gate.set()
+            assert "".join(delta.text for delta in await good.all()) == letters("hello")
+            assert await dispatcher.wait_idle(10)
+            assert bad.closed
+
+    asyncio.run(main())
