@@ -148,11 +148,12 @@ async def _serve(server: HttpServer, ready: Callable[[], None]) -> None:
     signals = (signal.SIGINT, signal.SIGTERM)
 
     def end(signum: int) -> None:
-        log.info("%s: running answers may finish; a second signal ends at once", signal.Signals(signum).name)
         for one in signals:
             loop.remove_signal_handler(one)
             # The system does it, whatever the process is busy with; but not for the first one of a container.
             signal.signal(one, signal.SIG_DFL if os.getpid() != 1 else _end_at_once)
+        # Only now is it true: between the loop's handlers and the system's a second signal would be Python's own.
+        log.info("%s: running answers may finish; a second signal ends at once", signal.Signals(signum).name)
         server.stop()
 
     for signum in signals:
