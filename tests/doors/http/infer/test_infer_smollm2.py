@@ -62,7 +62,9 @@ MEDIA_EXAMPLE = b"""
     }
 }
 """
-STREAM = json.loads(TEXT_EXAMPLE) | {"stream": True}
+# Without a seed each run would draw another, and some seeds end an answer early.
+SEEDED = json.loads(TEXT_EXAMPLE)["parameters"] | {"seed": 1}
+STREAM = json.loads(TEXT_EXAMPLE) | {"stream": True, "parameters": SEEDED}
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +89,8 @@ def test_the_text_example(client: httpx.Client) -> None:
     assert list(answer["details"]) == ["finish_reason", "generated_tokens", "seed"]
     assert answer["generated_text"]
     assert "Olivier and I" not in answer["generated_text"]  # new text only
-    assert answer["details"]["finish_reason"] == "length"
-    assert answer["details"]["generated_tokens"] == 20
+    reason, count = answer["details"]["finish_reason"], answer["details"]["generated_tokens"]
+    assert (reason == "length" and count == 20) or (reason == "eos_token" and 1 <= count <= 20)  # the example has no seed
     assert answer["details"]["seed"] > 0
 
 
