@@ -47,25 +47,23 @@ for i in range(count):
 
 
 class FirstFrames(DispatchObserver):
-    """When the token came that filled the first frame of each answer."""
+    """When the token came that filled the first frame of each answer: a frame is a delta."""
 
-    def __init__(self, frame_tokens: int) -> None:
+    def __init__(self) -> None:
         self.times: list[float] = []
-        self._frame_tokens = frame_tokens
-        self._counts: dict[str, int] = {}
+        self._seen: set[str] = set()
 
     def delivered(self, outputs: Sequence[OutputDelta]) -> None:
         for delta in outputs:
-            before = self._counts.get(delta.request_id, 0)
-            self._counts[delta.request_id] = before + len(delta.token_ids)
-            if before < self._frame_tokens <= self._counts[delta.request_id]:
+            if delta.request_id not in self._seen:
+                self._seen.add(delta.request_id)
                 self.times.append(delta.time)
 
 
 async def measure(engine: NativeEngine, answers: int) -> list[float]:
     """Milliseconds from token to arrival, per answer."""
     config = UnitConfig(unit_port=0)
-    observer = FirstFrames(config.unit_frame_tokens)
+    observer = FirstFrames()
     server = UnitServer(config, Dispatcher(engine, observer))
     await server.start()
     client = await asyncio.create_subprocess_exec(

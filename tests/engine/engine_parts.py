@@ -124,7 +124,7 @@ def request(request_id, prompt="hello", *, n=1, **options):
     return GenerationRequest(request_id, ids, sampling, n=n, **own)
 
 
-OWN = ("priority", "timeout", "cache_salt", "thinking", "embeddings", "position_ids")
+OWN = ("priority", "timeout", "cache_salt", "thinking", "embeddings", "position_ids", "delta_tokens")
 
 
 def ask(engine, *requests):

@@ -15,7 +15,7 @@ from trivium.engine.detokenizer import Detokenizer
 from trivium.engine.inbox import Inbox, Message
 from trivium.engine.outbox import Outbox
 from trivium.engine.outputs import FinishReason, OutputDelta
-from trivium.engine.postprocess import accept_tokens, collect_prompt_logprobs, last_delta
+from trivium.engine.postprocess import accept_tokens, collect_prompt_logprobs, gather, last_delta
 from trivium.engine.sample import ActiveRequest, Sample
 from trivium.engine.sampler_factory import SamplerFactory
 from trivium.engine.scheduler import Chunk, Scheduler, StepPlan
@@ -250,9 +250,12 @@ class EngineLoop:
         self._tell(sample, last_delta(sample, reason, error))
 
     def _tell(self, sample: Sample, delta: OutputDelta) -> None:
-        """Put a delta into the outbox; the last one lets the sample go."""
+        """Put a delta into the outbox, unless it waits for more; the last one lets the sample go."""
         active = sample.active
-        self._outbox.add(active.sink, delta)
+        if active.request.delta_tokens > 1:
+            delta = gather(sample, delta)
+        if sample.held is None:
+            self._outbox.add(active.sink, delta)
         if delta.finish_reason is None:
             return
         sample.ended = True

@@ -14,7 +14,7 @@ from trivium.errors import EngineError
 if TYPE_CHECKING:
     from trivium._native import LogprobRow
 
-__all__ = ["accept_tokens", "collect_prompt_logprobs", "last_delta"]
+__all__ = ["accept_tokens", "collect_prompt_logprobs", "gather", "last_delta"]
 
 log = logging.getLogger("trivium")
 
@@ -64,6 +64,21 @@ def collect_prompt_logprobs(sample: Sample, rows: list[LogprobRow]) -> None:
     if found is not None:
         for row in rows:
             found.append(_logprobs(sample.tokens[len(found)], row))
+
+
+def gather(sample: Sample, delta: OutputDelta) -> OutputDelta:
+    """Join a delta to the one that the sample holds; it goes on holding what has too few tokens, or no text yet."""
+    held = sample.held
+    if held is not None:
+        held.token_ids += delta.token_ids
+        held.text += delta.text
+        held.logprobs += delta.logprobs
+        held.finish_reason, held.stop_reason, held.error = delta.finish_reason, delta.stop_reason, delta.error
+        held.time = delta.time
+        delta = held
+    full = len(delta.token_ids) >= sample.request.delta_tokens and delta.text
+    sample.held = None if full or delta.finish_reason is not None else delta
+    return delta
 
 
 def last_delta(sample: Sample, reason: FinishReason, error: Exception | None = None) -> OutputDelta:

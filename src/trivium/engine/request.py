@@ -37,7 +37,8 @@ class GenerationRequest:
     `prompt_token_ids` is never changed by the engine. `priority`: lower runs first. `timeout` is seconds from `arrival_time`
     (time.monotonic clock) to the end of the answer. `n` samples share one prefill and end separately, each as its own `index`.
     `cache_salt` separates the prefix caches of tenants. `thinking` tells whether the prompt ends inside an open thought.
-    `position_ids`, when given, is int32 [3, len(prompt)].
+    `position_ids`, when given, is int32 [3, len(prompt)]. `delta_tokens`: a delta that is not the last has at least so many
+    tokens, and some text if it is more than one; a door that gathers tokens anyway is woken the less.
     """
 
     request_id: str
@@ -50,6 +51,7 @@ class GenerationRequest:
     thinking: bool | None = None
     embeddings: tuple[EmbeddingSpan, ...] = ()
     position_ids: NDArray[np.int32] | None = None
+    delta_tokens: int = 1
     arrival_time: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -57,6 +59,7 @@ class GenerationRequest:
             raise RequestError("the prompt has no tokens", field="prompt", allowed="at least one token", value=[])
         _require_int("n", self.n, 1)
         _require_int("priority", self.priority, None)
+        _require_int("delta_tokens", self.delta_tokens, 1)
         if self.timeout is not None and not (
             isinstance(self.timeout, (int, float)) and not isinstance(self.timeout, bool) and self.timeout > 0
         ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from trivium.engine.outputs import OutputSink, TokenLogprobs
+from trivium.engine.outputs import OutputDelta, OutputSink, TokenLogprobs
 from trivium.engine.request import GenerationRequest
 from trivium.engine.sequence import Sequence
 from trivium.engine.stopping import StopRule
@@ -32,7 +32,7 @@ class Sample(Sequence):
 
     `plain` samples have no mask, thought, logprobs, ready embeddings or positions of their own. `position_shift` is added to
     positions after the prompt. `num_shown` output tokens have been given to the detokenizer. `prompt_rows` collects prompt
-    logprobs until the first delta takes them.
+    logprobs until the first delta takes them. `held` is a delta with less than the request's `delta_tokens`.
     """
 
     active: ActiveRequest = field(kw_only=True)
@@ -42,6 +42,7 @@ class Sample(Sequence):
     position_shift: int = 0
     num_shown: int = 0
     prompt_rows: list[TokenLogprobs | None] | None = None
+    held: OutputDelta | None = None
     mask_row: int = -1  # of the step being built
 
     @property

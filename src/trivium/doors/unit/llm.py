@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import uuid4
 
@@ -54,15 +53,15 @@ class LlmUnit(Unit):
         # The original's models that keep the dialogue have this in their names.
         keeps = setup.flag("context", "-ctx" in setup.model)
         read_sampling(setup, {})  # what is wrong is known before a model is loaded
-        model, dispatcher = await self.engines.acquire(setup.model)
+        dispatcher = await self.engines.acquire(setup.model)
         try:
             engine = dispatcher.engine
             sampling = read_sampling(setup, engine.model_info.generation_defaults)
             dialogue = Dialogue(engine, prompt, keeps=keeps, max_tokens=sampling.max_tokens or 1)
         except BaseException:
-            self.engines.release(model)
+            self.engines.release(dispatcher)
             raise
-        return LlmTask(self, work_id, setup, command, _Model(model, dispatcher), sampling, dialogue)
+        return LlmTask(self, work_id, setup, command, dispatcher, sampling, dialogue)
 
     def descriptors(self) -> list[dict[str, Any]]:
         return [_descriptor(name, self.engines.num_kib(model)) for name, model in self.engines.names().items()]
@@ -72,28 +71,21 @@ class LlmUnit(Unit):
         await self.engines.close()
 
 
-@dataclass(slots=True)
-class _Model:
-    """A model that a task has acquired."""
-
-    name: str
-    dispatcher: Dispatcher
-
-
 class _Answer:
     """A text that waits for its answer, or is being answered."""
 
-    def __init__(self, text: str, output: Output) -> None:
+    def __init__(self, text: str, output: Output, said: list[str] | None) -> None:
+        """Collects what is answered in `said`."""
         self.text = text
         self.output = output
-        self.said: list[str] = []
+        self.said = said
         self.ended = asyncio.Event()
 
     def take(self, delta: OutputDelta) -> None:
         """What is new from the engine."""
-        if delta.text:
+        if self.said is not None:
             self.said.append(delta.text)
-        self.output.add(delta.text, len(delta.token_ids))
+        self.output.add(delta.text)
         if delta.finish_reason in ("stop", "length"):
             self.end()
         elif delta.finish_reason is not None:
@@ -122,12 +114,12 @@ class LlmTask(Task):
         work_id: str,
         setup: Setup,
         command: Command,
-        model: _Model,
+        dispatcher: Dispatcher,
         sampling: SamplingOptions,
         dialogue: Dialogue,
     ) -> None:
         super().__init__(unit, work_id, setup, command)
-        self._model = model
+        self._dispatcher = dispatcher
         self._sampling = sampling
         self._dialogue = dialogue
         self._waiting: deque[_Answer] = deque()
@@ -173,14 +165,15 @@ class LlmTask(Task):
             self._release()
 
     def _output(self, request_id: str, connection: Connection) -> Output:
-        return Output(self, request_id, connection, frame_tokens=self.unit.config.unit_frame_tokens)
+        return Output(self, request_id, connection)
 
     def _ask(self, text: str, request_id: str, connection: Connection) -> None:
         """Answer a text as soon as those before it are answered. Raises `UnitError` BUSY if too many wait."""
         limit = self.unit.config.unit_queue
         if len(self._waiting) + (self._running is not None) > limit:
             raise UnitError(Code.BUSY, f"{limit} inferences wait already.")
-        self._waiting.append(_Answer(text, self._output(request_id, connection)))
+        said: list[str] | None = [] if self._dialogue.keeps else None
+        self._waiting.append(_Answer(text, self._output(request_id, connection), said))
         if self._worker is None:
             self._worker = asyncio.get_running_loop().create_task(self._work())
 
@@ -208,19 +201,20 @@ class LlmTask(Task):
                 answer.output.add("Context has been reset.")
             answer.end()
             return
-        with await self._model.dispatcher.submit(lambda: [self._request(answer.text)]) as generation:
+        with await self._dispatcher.submit(lambda: [self._request(answer.text)]) as generation:
             if not answer.output.finished:
                 generation.listen(answer.take)
             await answer.ended.wait()
-        if answer.said:
-            self._dialogue.add(answer.text, "".join(answer.said))
+        if answer.said and (said := "".join(answer.said)):
+            self._dialogue.add(answer.text, said)
 
     def _request(self, text: str) -> GenerationRequest:
         """On a worker thread."""
-        return GenerationRequest(f"unit-{uuid4().hex}", self._dialogue.prompt(text), self._sampling)
+        prompt, frame_tokens = self._dialogue.prompt(text), self.unit.config.unit_frame_tokens
+        return GenerationRequest(f"unit-{uuid4().hex}", prompt, self._sampling, delta_tokens=frame_tokens)
 
     def _release(self) -> None:
-        self.unit.engines.release(self._model.name)
+        self.unit.engines.release(self._dispatcher)
 
 
 def _descriptor(name: str, num_kib: int) -> dict[str, Any]:
