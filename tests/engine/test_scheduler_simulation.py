@@ -100,6 +100,7 @@ class Options:
     ageing: float = 5.0
     max_preemptions: int = 2
     drafting: bool = False
+    prefill_limit: int | None = None
 
 
 @dataclass
@@ -128,6 +129,7 @@ class World:
     live: list[Sequence] = field(default_factory=list)
     wanted: dict[Sequence, list[int]] = field(default_factory=dict)
     outcomes: dict[Sequence, str] = field(default_factory=dict)
+    num_decoding: int = 0
     seen: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -145,6 +147,7 @@ class World:
             ageing=o.ageing,
             max_preemptions=o.max_preemptions,
             propose=self.propose if o.drafting else None,
+            prefill_limit=None if o.prefill_limit is None else self.prefill_limit,
         )
 
     def submit(self, shape: Shape) -> None:
@@ -182,6 +185,10 @@ class World:
     def propose(self, sequence: Sequence, limit: int, num_decoding: int) -> list[int]:
         right = self.wanted[sequence][len(sequence.tokens) :][: self.random.randint(0, 5)]
         return [token if self.random.random() < 0.8 else self.random.randrange(VOCABULARY) for token in right]
+
+    def prefill_limit(self, num_decoding: int) -> int:
+        self.num_decoding = num_decoding
+        return self.options.prefill_limit if num_decoding and self.options.prefill_limit else 1000
 
     def end(self, sequence: Sequence, outcome: str) -> None:
         assert sequence not in self.outcomes, "ended twice"
@@ -247,6 +254,10 @@ class World:
             end = len(chunk.sequence.tokens) + len(chunk.drafts)
             assert chunk.sample == (chunk.start + chunk.length == end)
             assert not chunk.drafts or chunk.sample
+        if self.options.prefill_limit is not None and self.num_decoding:
+            prompt_rows = sum(chunk.length for chunk in plan.chunks[self.num_decoding :])
+            assert prompt_rows <= self.options.prefill_limit
+            self.seen["at the limit"] += prompt_rows == self.options.prefill_limit
         self.seen["preempted"] += len(plan.preempted)
 
     def check_blocks(self) -> None:
@@ -306,6 +317,7 @@ CASES = {
     "one seat": (Options(seqs=1, budget=5), {"hits", "preempted"}),
     "many seats, small budget": (Options(num_blocks=30, seqs=20, budget=7, drafting=True), {"hits", "copies", "preempted"}),
     "no caching": (Options(num_blocks=14, caching=False, block_size=3), {"copies", "preempted"}),
+    "limited prompts": (Options(num_blocks=30, prefill_limit=3, drafting=True), {"hits", "preempted", "at the limit"}),
     "single-token blocks": (Options(num_blocks=50, block_size=1), {"hits", "preempted"}),
 }
 

@@ -15,6 +15,7 @@ from trivium.engine.detokenizer import Detokenizer
 from trivium.engine.inbox import Inbox, Message
 from trivium.engine.outbox import Outbox
 from trivium.engine.outputs import FinishReason, OutputDelta
+from trivium.engine.pace import Pace
 from trivium.engine.postprocess import accept_tokens, collect_prompt_logprobs, gather, last_delta
 from trivium.engine.sample import ActiveRequest, Sample
 from trivium.engine.sampler_factory import SamplerFactory
@@ -48,6 +49,7 @@ class EngineLoop:
         samplers: SamplerFactory,
         tokenizer: Tokenizer,
         max_waiting: int,
+        pace: Pace,
     ) -> None:
         self._native = native
         self._new_scheduler = new_scheduler
@@ -55,6 +57,7 @@ class EngineLoop:
         self._batch = batch
         self._samplers = samplers
         self._tokenizer = tokenizer
+        self._pace = pace
         self._outbox = Outbox()
         self._chunks: list[Chunk] = []  # of the step in progress: what a fault ends
         self.inbox = Inbox(max_waiting, self._scheduler.blocks.num_blocks)
@@ -124,7 +127,11 @@ class EngineLoop:
             self._native.copy_blocks(plan.copies)
         self._prepare(plan)
         if plan.chunks:
-            self._accept(plan, self._batch.run(self._native, plan.chunks))
+            start = time.monotonic()
+            result = self._batch.run(self._native, plan.chunks)
+            self.last_step_time = time.monotonic()
+            self._pace.record(plan, self.last_step_time - start)
+            self._accept(plan, result, self.last_step_time)
 
     def _prepare(self, plan: StepPlan) -> None:
         """Give new samples their sampler, constrained ones their mask. A sample that this fails for leaves the plan."""
@@ -164,8 +171,7 @@ class EngineLoop:
             if short and not sample.forced and (end := sample.matcher.forced_end()) is not None:
                 sample.sampler.force(end)
 
-    def _accept(self, plan: StepPlan, result: StepResult) -> None:
-        now = self.last_step_time = time.monotonic()
+    def _accept(self, plan: StepPlan, result: StepResult, now: float) -> None:
         tokens, logprobs, prompt_logprobs = result.tokens, result.logprobs, result.prompt_logprobs
         deltas: list[tuple[Sample, OutputDelta]] = []
         failed: list[tuple[Chunk, Exception]] = []
@@ -237,6 +243,7 @@ class EngineLoop:
                 self._end(sample, "abort")
         self._record(0, 0, 0)
         self._deliver()
+        self._chunks = []  # of a step that the thread has not survived: they hold requests, and these the door and the engine
         del self._native  # frees the weights, though someone may still hold the engine
 
     def _end(self, sample: Sample, reason: FinishReason, error: Exception | None = None) -> None:

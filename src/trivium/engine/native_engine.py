@@ -12,6 +12,7 @@ from trivium.engine.block_manager import BlockManager
 from trivium.engine.engine import Engine, EngineStats, ModelInfo
 from trivium.engine.loop import EngineLoop
 from trivium.engine.outputs import OutputSink, RequestTimes
+from trivium.engine.pace import Pace
 from trivium.engine.prompt_inputs import position_shift
 from trivium.engine.request import GenerationRequest
 from trivium.engine.sample import ActiveRequest, Sample
@@ -73,6 +74,8 @@ class NativeEngine(Engine):
         self._compile_guided = compile_guided
         self._random = random.Random(config.seed)
 
+        pace = Pace()
+
         def new_scheduler() -> Scheduler:
             return Scheduler(
                 blocks=BlockManager(num_blocks, config.block_size, config.enable_prefix_caching),
@@ -80,6 +83,7 @@ class NativeEngine(Engine):
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_model_len=max_model_len,
                 propose=propose,
+                prefill_limit=pace.prefill_limit,
             )
 
         batch = StepBatch(
@@ -88,7 +92,7 @@ class NativeEngine(Engine):
             blocks_per_sequence=-(-max_model_len // config.block_size),
             vocab_size=spec.vocab_size,
         )
-        self._loop = EngineLoop(native, new_scheduler, batch, self._samplers, tokenizer, config.max_waiting)
+        self._loop = EngineLoop(native, new_scheduler, batch, self._samplers, tokenizer, config.max_waiting, pace)
         weakref.finalize(self, self._loop.stop).atexit = False
 
     @classmethod

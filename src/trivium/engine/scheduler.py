@@ -77,6 +77,7 @@ class Scheduler:
     `ageing` is the number of seconds in the queue that weigh as much as one step of priority. At most
     min(max_num_seqs, max_num_batched_tokens) sequences run, so that each decode gets its row. `propose`, if given, is asked for
     draft tokens of decoding, `predictable` sequences; drafts take at most half of what the decodes leave of the budget.
+    `prefill_limit`, if given, says how many rows of prompts a step may have beside so many decoding sequences.
     Not thread-safe. Raises ConfigError for sizes below 1, `ageing` not above 0 or negative `max_preemptions`.
     """
 
@@ -90,6 +91,7 @@ class Scheduler:
         ageing: float = 10.0,
         max_preemptions: int = 3,
         propose: Proposer | None = None,
+        prefill_limit: Callable[[int], int] | None = None,
     ) -> None:
         _require(max_num_seqs >= 1, "max_num_seqs", ">= 1", max_num_seqs)
         _require(max_num_batched_tokens >= 1, "max_num_batched_tokens", ">= 1", max_num_batched_tokens)
@@ -109,6 +111,7 @@ class Scheduler:
         self._ageing = ageing
         self._max_preemptions = max_preemptions
         self._propose = propose
+        self._prefill_limit = prefill_limit
         self._waiting: list[Sequence] = []  # by rank
         self._waiting_priorities: Counter[int] = Counter()
         self._samples: dict[Sequence, list[Sequence]] = {}  # by the sample 0 whose prompt they wait for
@@ -153,6 +156,8 @@ class Scheduler:
         if self._waiting:
             self._make_way(plan, now)
         budget = self._plan_decodes(plan)
+        if self._prefill_limit is not None:
+            budget = min(budget, self._prefill_limit(len(plan.chunks)))
         if budget > 0:
             self._plan_prefills(plan, budget, now)
         return plan

@@ -1,0 +1,82 @@
+"""How much of a prompt goes beside decoding sequences."""
+
+from __future__ import annotations
+
+from engine_parts import Door, make_engine, request
+from fake_native import continuation
+from scheduling import sequence
+
+from trivium.engine.pace import Pace
+from trivium.engine.scheduler import Chunk, StepPlan
+
+NO_LIMIT = 10_000
+
+
+def plan(num_decoding: int, prompt_rows: int = 0, drafts: int = 0) -> StepPlan:
+    chunks = [Chunk(sequence(9), 8, 1 + drafts, True, (5,) * drafts) for _ in range(num_decoding)]
+    return StepPlan(chunks + [Chunk(sequence(1000), 0, prompt_rows, False)] * bool(prompt_rows))
+
+
+def test_no_limit_before_both_kinds_of_steps_were_seen():
+    pace = Pace()
+    assert pace.prefill_limit(8) > NO_LIMIT
+    pace.record(plan(0, 500), 0.5)
+    assert pace.prefill_limit(8) > NO_LIMIT
+    pace.record(plan(8), 0.05)
+    assert pace.prefill_limit(8) < 500
+    assert pace.prefill_limit(2) > NO_LIMIT  # nothing is known of so few
+    assert pace.prefill_limit(0) > NO_LIMIT
+
+
+def test_a_step_with_prompts_takes_a_few_times_as_long_as_one_without():
+    pace = Pace()
+    pace.record(plan(8), 0.05)
+    pace.record(plan(0, 512), 0.512)
+    rows = pace.prefill_limit(8) + 8
+    assert 0.2 <= rows * 0.001 <= 0.25
+    assert pace.prefill_limit(5) == rows - 5  # about as many as eight
+
+
+def test_the_limit_follows_the_times():
+    pace = Pace()
+    pace.record(plan(4), 0.1)
+    pace.record(plan(0, 100), 0.1)
+    limits = []
+    for _ in range(30):
+        pace.record(plan(4, 96), 0.2)  # rows take twice as long from now on
+        limits.append(pace.prefill_limit(4))
+    assert limits == sorted(limits, reverse=True)
+    assert abs(limits[-1] - 225) < 15
+
+
+def test_short_prompts_tell_nothing_and_a_slow_machine_leaves_some():
+    pace = Pace()
+    pace.record(plan(2), 0.01)
+    pace.record(plan(2, 4), 0.02)  # mostly the decoding
+    assert pace.prefill_limit(2) > NO_LIMIT
+    pace.record(plan(2, 64), 60.0)
+    assert 16 <= pace.prefill_limit(2) <= 64
+
+
+def test_drafts_belong_to_decoding():
+    pace = Pace()
+    pace.record(plan(1, drafts=40), 0.01)
+    pace.record(plan(0, 40), 0.04)
+    assert pace.prefill_limit(1) < NO_LIMIT
+
+
+def test_answers_do_not_depend_on_it(monkeypatch):
+    limits = iter([3, 1, 7, 2] * 1000)
+    monkeypatch.setattr(Pace, "prefill_limit", lambda self, num_decoding: next(limits) if num_decoding else NO_LIMIT)
+    prompt = "a longer prompt " * 10
+    with make_engine(enable_prefix_caching=False) as engine:
+        door = Door()
+        engine.native.gate.clear()
+        engine.submit([request("first", max_tokens=60)], door)
+        engine.submit([request("long", prompt)], door)
+        engine.native.gate.set()
+        first, long = door.wait("first", "long")
+        assert first.token_ids == continuation(list(b"hello"), 60)
+        assert long.token_ids == continuation(list(prompt.encode()), 8)
+        both = [call["lengths"] for call in engine.native.calls if len(call["lengths"]) == 2]
+        assert max(max(lengths) for lengths in both[1:]) == 7
