@@ -9,7 +9,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/trivium/native/*.* src/tr
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve chat test test-portable test-arm test-oracle test-browser test-voice lint format golden wheels clean
+.PHONY: help install serve chat test test-portable test-arm test-oracle test-browser test-voice soak lint format golden wheels clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,7 +37,7 @@ chat: $(STAMP)  ## install, fetch the default model, talk to it (PROMPT="…" an
 
 test: $(TOOLS)  ## the whole suite, without a network once the model is there
 	$(BIN)/trivium pull smollm2
-	$(PYTEST) -m 'not oracle and not browser and not voice'
+	$(PYTEST) -m 'not oracle and not browser and not voice and not soak'
 
 test-portable: $(TOOLS)  ## the native tests on a CPU model without AVX (needs qemu-user)
 	qemu-x86_64 -cpu Nehalem $(BIN)/python -m pytest tests/native -m 'not oracle' -p no:cacheprovider
@@ -63,13 +63,17 @@ test-browser: $(VENV)/.browser  ## drive the page in a real Chromium (needs chro
 	$(PYTEST) -m browser tests/browser
 
 $(VENV)/.voice: $(TOOLS)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[voice,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[sherpa,test]' 'onnx>=1.16'
 	touch $@
 
 test-voice: $(VENV)/.voice  ## wake words, speech to text and text to speech, with real models (needs espeak-ng)
 	$(BIN)/trivium pull smollm2
 	$(BIN)/trivium pull whisper-tiny
 	$(PYTEST) -m voice tests/doors/unit/voice
+
+soak: $(TOOLS)  ## both doors under load for long: nothing may be left behind (ARGS=--soak-short takes about a minute)
+	$(BIN)/trivium pull smollm2
+	$(PYTEST) -m soak tests/soak $(ARGS)
 
 golden: $(VENV)/.oracle  ## make the golden files anew
 	for script in tests/golden/make_*.py; do $(BIN)/python $$script || exit 1; done

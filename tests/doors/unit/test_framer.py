@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import json
+import tracemalloc
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trivium.doors.unit.framer import MAX_DEPTH, Fault, Framer
+from trivium.doors.unit.framer import MAX_DEPTH, MAX_MESSAGE_BYTES, Fault, Framer
 
 PING = {"request_id": "1", "work_id": "sys", "action": "ping"}
 
@@ -113,12 +113,13 @@ def test_binary_bytes_become_the_data_of_their_header():
     data = header + payload + packed(PING) + header + payload  # nothing is lost between them
     for received in (fed(data), byte_by_byte(data)):
         assert [one["request_id"] for one in received] == ["1", "1", "1"]
-        assert base64.b64decode(received[0]["data"]) == base64.b64decode(received[2]["data"]) == payload
+        assert received[0]["data"] == received[2]["data"] == payload
 
 
 def test_raw_lengths():
-    assert fed(b'{"RAW":0,"a":1}' + packed(PING)) == [{"RAW": 0, "a": 1, "data": ""}, PING]
+    assert fed(b'{"RAW":0,"a":1}' + packed(PING)) == [{"RAW": 0, "a": 1, "data": b""}, PING]
     assert fed(b'{"RAW":1.5}' + packed(PING)) == [Fault.JSON, PING]
+    assert fed(b'{ "RAW": 2, "a": 1}{}' + packed(PING)) == [{"RAW": 2, "a": 1, "data": b"{}"}, PING]
     assert fed(b'{"a":1,"RAW":5}') == [{"a": 1, "RAW": 5}]  # not at the beginning: a field like any other
     framer = Framer(max_bytes=100)
     assert fed(b'{"RAW":101}' + b"{" * 101 + packed(PING), framer=framer) == [Fault.JSON, PING]
@@ -128,8 +129,117 @@ def test_messages_have_a_largest_size():
     framer = Framer(max_bytes=1000)
     assert fed(packed({"a": "x" * 900}), framer=framer) == [{"a": "x" * 900}]
     assert fed(b'{"a":"' + b"x" * 1000, framer=framer) == [Fault.JSON]
+    assert framer.num_pending < 100
+    assert fed(b"x" * 5000 + b'"}' + packed(PING), framer=framer) == [PING]
+
+
+EVIL = {"request_id": "2", "work_id": "sys", "action": "reset"}
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        b'"%s"' % (b"x" * 2000 + orjson.dumps(orjson.dumps(EVIL).decode())[1:-1]),
+        orjson.dumps("x" * 2000 + '"}}' + orjson.dumps(EVIL).decode() + "x" * 2000),
+        orjson.dumps("x" * 2000 + "\\" * 7 + '"{[}]' * 50 + "\\"),
+        orjson.dumps(["x" * 2000, EVIL, "}", EVIL]),
+        orjson.dumps([EVIL] * 40),
+        b'"' + b"x" * 2000 + b'",\n"b": ' + orjson.dumps(EVIL),
+        b'"' + b"x" * 2000 + b'\n,"b":' + orjson.dumps([EVIL, EVIL]),  # and no JSON
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 100, 10_000])
+def test_nothing_in_an_object_that_is_too_large_is_a_message(inside, size):
+    data = b'{"a":' + inside + b"}" + packed(PING)
+    assert len(inside) > 1000
+    framer = Framer(max_bytes=1000)
+    pieces = [data[i : i + size] for i in range(0, len(data), size)]
+    assert fed(*pieces, framer=framer) == [Fault.JSON, PING]
+    assert framer.idle
     assert framer.num_pending == 0
-    assert fed(b"x" * 5000 + b'"' + packed(PING), framer=framer) == [PING]
+
+
+def test_nothing_in_a_broken_object_is_a_message_however_far_in_it_breaks():
+    data = b'{"a":"' + b"x" * 400_000 + b'\n","b":{"c":' + packed(EVIL) + b"}}" + packed(PING)
+    assert fed(data) == [Fault.JSON, PING]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.lists(messages, max_size=4).map(lambda inner: {"a": inner}), max_size=4),
+    st.integers(70, 120),
+    st.lists(st.integers(0, 2000), max_size=12),
+)
+def test_any_split_finds_the_same_messages_too_large(sent, limit, cuts):
+    written = [json.dumps(message, ensure_ascii=False).encode() for message in sent]
+    expected = [message if len(text) <= limit else Fault.JSON for message, text in zip(sent, written, strict=True)]
+    data = b"".join(written)
+    places = sorted({min(cut, len(data)) for cut in cuts})
+    parts = [data[a:b] for a, b in zip([0, *places], [*places, len(data)], strict=True)]
+    framer = Framer(max_bytes=limit)
+    assert fed(*parts, framer=framer) == expected
+    assert framer.idle
+    assert byte_by_byte(data, Framer(max_bytes=limit)) == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet='{}[]",:\\a1 \n', max_size=200), st.integers(1, 30), st.integers(0, 40))
+def test_whatever_was_too_large_the_next_messages_are_read(noise, size, limit):
+    data = noise.encode() + b"}" * (noise.count("{") + 2) + b"\n" + packed({"a": 1}) * 2
+
+    def essential(received):
+        return [one for one in received if one is not Fault.BRACE]
+
+    parts = [data[i : i + size] for i in range(0, len(data), size)]
+    received = essential(fed(*parts, framer=Framer(max_bytes=limit + 70)))
+    assert received == essential(fed(data, framer=Framer(max_bytes=limit + 70)))
+    framer = Framer(max_bytes=limit + 70)
+    fed(data, framer=framer)
+    framer.expire(30.0)
+    assert fed(packed({"a": 1}), framer=framer) == [{"a": 1}]
+
+
+@pytest.mark.parametrize("start", [b'{"a":"', b'{"a":', b'{"a":[' + b'{"a":"b"},' * 50, b"{" * 30, b"{,", b'{"a":"\\'])
+def test_an_object_that_is_too_large_and_never_ends_is_given_up_in_time(start):
+    framer = Framer(max_bytes=1000)
+    assert fed(start + b"x" * 2000, framer=framer) == [Fault.JSON]
+    assert fed(*[b"x" * 500] * 100, framer=framer) == []
+    assert framer.num_pending < 100
+    assert framer.expire(29.0) == []
+    assert not framer.idle
+    assert framer.expire(30.0) == []  # it has been told
+    assert framer.idle
+    assert framer.feed(packed(PING)) == [PING]
+
+
+def test_closing_braces_end_a_string_that_is_too_large():
+    framer = Framer(max_bytes=1000)
+    assert fed(b'{"a":{"b":"' + b"x" * 2000 + b"}" * 20, framer=framer) == [Fault.JSON]
+    assert framer.expire(1.0) == []
+    assert framer.expire(2.0) == [Fault.BRACE]
+    assert framer.feed(packed(PING)) == [PING]
+
+
+def test_a_message_after_one_that_was_too_large_and_unfinished_is_read():
+    for cut in (b'{"a":{"b":"' + b"x" * 2000, b'{"a":{"b":' + b"1" * 2000 + b"}", b'{"a":{"b":"' + b"x" * 2000 + b'",'):
+        framer = Framer(max_bytes=1000)
+        received = fed(cut, b"\n", packed(PING), packed(PING), framer=framer)
+        assert received[0] is Fault.JSON
+        assert received[-1] == PING
+
+
+def test_an_object_of_ten_megabytes_takes_no_memory():
+    framer = Framer()
+    piece = b'{"a":{"b":"' + b"x" * 200_000 + b'"},"c":"'
+    fed(piece, framer=framer)
+    tracemalloc.start()
+    for _ in range(50):
+        framer.feed(b"x" * 200_000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2.5 * MAX_MESSAGE_BYTES
+    assert framer.num_pending < 100
+    assert framer.feed(b'"}' + packed(PING)) == [PING]
 
 
 def test_nesting_has_an_end():

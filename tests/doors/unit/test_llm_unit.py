@@ -187,6 +187,7 @@ def test_all_forms_of_input(client):
         ("llm.base64", "%%%%", -23, "Base64 decoding error."),
         ("llm.base64", base64.b64encode(b"\xff").decode(), -23, "Base64 decoding error."),
         ("llm.utf-8", 5, -2, "json format error."),
+        ("llm.utf-8", None, -2, "json format error."),
         ("llm.utf-8", {"delta": "hi", "index": 0, "finish": True}, -2, "json format error."),
         ("llm.utf-8", "x" * 300, -11, "Model run failed."),
     ],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
+import weakref
 
 import pytest
 from engine_parts import make_engine, start_engine
@@ -128,3 +130,58 @@ def test_a_setup_under_way_when_the_server_ends_is_answered_and_its_model_freed(
     client.close()
     assert len(loader.engines) == 1
     assert not loader.running()
+
+
+def test_a_setup_after_an_engine_has_died_loads_a_fresh_one(door, loader, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    with door.client() as client:
+        tasks = [client.set_up(model="file") for _ in range(2)]
+        kill(loader.engines[0], client, tasks)
+        client.infer(tasks[1], "hello")
+        assert_failed(client)
+
+        fresh = [client.set_up(model="file") for _ in range(2)]
+        assert len(loader.engines) == 2
+        for task in fresh:
+            client.infer(task, "hello")
+            assert client.answer()[1][-1]["error"]["code"] == 0
+        client.infer(tasks[0], "hello")  # still on the dead one
+        assert_failed(client)
+
+        freed = weakref.ref(loader.engines.pop(0))
+        for task in tasks:
+            assert freed() is not None
+            client.ask("e", task, "exit")
+        wait_until(lambda: gc.collect() >= 0 and freed() is None)
+        client.infer(fresh[0], "hello")
+        assert client.answer()[1][-1]["error"]["code"] == 0
+        assert client.set_up(model="file")
+    assert len(loader.configs) == 2
+
+
+def kill(engine, client, tasks):
+    """Have an engine's thread die while two tasks are answered, and a text waits behind the first."""
+    engine.native.gate.clear()
+    for i, task in enumerate([tasks[0], tasks[0], tasks[1]]):
+        client.infer(task, "hello", str(i))
+    wait_until(lambda: engine.stats().running + engine.stats().waiting == 2)
+    engine.native.fault = SystemExit()  # what no step survives
+    engine.native.gate.set()
+    for _ in range(3):
+        assert_failed(client)
+    wait_until(lambda: not engine._loop._thread.is_alive())
+
+
+def assert_failed(client):
+    """The next frames are an answer that ended with an error."""
+    error = client.answer()[1][-1]["error"]
+    assert error["code"] == -11
+    assert error["message"].startswith("Model run failed. ")
+
+
+def test_a_setup_of_a_dead_engine_that_is_the_servers_own_is_refused(loader):
+    with make_engine() as engine, serving_unit(engine, load=loader) as door, door.client() as client:
+        engine.shutdown()
+        settings = {"model": "fake", "response_format": "llm.utf-8", "enoutput": True, "prompt": ""}
+        reply = client.ask("s", "llm", "setup", data=settings)
+        assert reply["error"] == {"code": -5, "message": "Model loading failed. The engine has been shut down."}

@@ -382,7 +382,8 @@ def test_setups_under_way_count_and_commands_of_others_do_not_wait(in_house):
         assert (await house.ask(first, "sys", "ping"))["error"]["code"] == 0  # nor do those to other units
         for i in range(70):
             house.send(first, "kws", "taskinfo", str(i))
-        assert [reply["error"]["code"] for reply in first.take()[1:]] == [-10] * 6
+        refused = first.take()[1:]
+        assert [(reply["request_id"], reply["error"]["code"]) for reply in refused] == [(str(i), -13) for i in range(64, 70)]
         house.kws.gate.set()
         await house.until(lambda: len(first.frames) == 65)
         assert first.replies[0]["work_id"] == "kws.1000"

@@ -7,6 +7,7 @@ import os
 import select
 import sys
 import termios
+import threading
 import time
 import tty
 
@@ -16,6 +17,7 @@ from fake_native import continuation
 from unit_parts import Client, serving_unit, wait_until
 
 from trivium.doors.unit import serial_line
+from trivium.doors.unit.line_settings import LineSettings
 from trivium.errors import ConfigError
 
 
@@ -42,6 +44,21 @@ class SerialClient(Client):
         line, _, self.buffer = self.buffer.partition(b"\n")
         assert line.isascii()
         return line
+
+    def read_until(self, text, server_line):
+        """Once the server's line takes nothing more."""
+        wait_until(lambda: server_line.closed)
+        while text not in self.buffer and select.select([self.master], [], [], 10)[0]:
+            self.buffer += os.read(self.master, 4096)
+
+
+def fill(door, line, last):
+    """Have more answered than the system takes for a line that is not read, up to a frame with the text `last`."""
+    server_line = door.server._sys.serial_lines[0]
+    while not door.call(lambda: server_line._unsent):
+        line.send("p")
+    line.send("last")
+    wait_until(lambda: door.call(lambda: last in server_line._unsent))
 
 
 def letters(prompt, count):
@@ -129,6 +146,85 @@ def test_uartsetup_changes_the_line_after_its_answer(door, line):
         assert "baud must be" in reply["error"]["message"]
 
 
+def test_uartsetup_waits_until_its_answer_has_left(door, line, monkeypatch):
+    held = 7  # bytes that the system has not given to the device
+    asked = []
+
+    def out_waiting(port):
+        asked.append(held)
+        return held
+
+    monkeypatch.setattr("serial.Serial.out_waiting", property(out_waiting))
+    data = {"baud": 9600, "data_bits": 8, "stop_bits": 1, "parity": "n"}
+    assert line.ask("u", "sys", "uartsetup", data=data)["error"]["code"] == 0
+    line.send("later", "sys", "ping")
+    wait_until(lambda: len(asked) > 3)
+    assert termios.tcgetattr(line.slave)[4] == termios.B115200
+    assert not select.select([line.master], [], [], 0)[0]  # what is sent now has to wait for the change
+    held = 0
+    assert line.receive()["request_id"] == "later"
+    assert termios.tcgetattr(line.slave)[4] == termios.B9600
+
+
+def test_uartsetup_gives_its_answer_the_time_that_the_line_needs(engine, line):
+    data = {"baud": 115200, "data_bits": 8, "stop_bits": 1, "parity": "n"}
+    with serving_unit(engine, unit_serial=[f"{line.device}:1200"]):
+        sent = time.monotonic()
+        line.send("u", "sys", "uartsetup", data=data)
+        answer = line.line()
+        wait_until(lambda: termios.tcgetattr(line.slave)[4] == termios.B115200)
+        assert time.monotonic() - sent >= len(answer) * 10 / 1200
+
+
+def test_the_last_of_two_uartsetups_counts(door, line):
+    data = {"baud": 9600, "data_bits": 8, "stop_bits": 1, "parity": "n"}
+    line.send("1", "sys", "uartsetup", data=data)
+    line.send("2", "sys", "uartsetup", data=data | {"baud": 57600})
+    assert [line.receive()["request_id"] for _ in range(2)] == ["1", "2"]
+    assert termios.tcgetattr(line.slave)[4] == termios.B57600
+
+
+def test_what_is_not_sent_yet_leaves_before_the_end(engine, line):
+    with serving_unit(engine, unit_serial=[line.device]) as door:
+        fill(door, line, b'"request_id":"last"')
+        reader = threading.Thread(target=line.read_until, args=(b'"request_id":"last"', door.server._sys.serial_lines[0]))
+        reader.start()
+    reader.join(30)
+    frames = [json.loads(frame) for frame in line.buffer.splitlines()]
+    assert [frame["request_id"] for frame in frames] == [*("p" for _ in frames[1:]), "last"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 30.0])
+def test_a_line_that_nobody_reads_does_not_hold_up_the_end(engine, line, monkeypatch, caplog, seconds):
+    monkeypatch.setattr(serial_line, "_STALLED_SECONDS", 0.1 if seconds else 30.0)
+    monkeypatch.setattr("trivium.doors.unit.server._FLUSH_SECONDS", 0.1)
+    with serving_unit(engine, unit_serial=[line.device], stop_timeout=seconds) as door:
+        fill(door, line, b'"request_id":"last"')
+    assert f"{line.device} has not taken the last" in caplog.text
+
+
+def test_a_line_that_goes_away_at_the_end_is_not_opened_again(engine, monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(serial_line, "_REOPEN_SECONDS", 0.5)
+    device = tmp_path / "line"
+    first = SerialClient()
+    device.symlink_to(first.device)
+    with SerialClient() as second, caplog.at_level("INFO", "trivium.unit"):
+        with serving_unit(engine, unit_serial=[f"{device}:9600"]) as door:
+            fill(door, first, b'"request_id":"last"')
+
+            def unplug():
+                wait_until(lambda: door.server._sys.serial_lines[0].closed)
+                device.unlink()
+                device.symlink_to(second.device)
+                first.close()
+
+            unplugging = threading.Thread(target=unplug)
+            unplugging.start()
+        unplugging.join()
+        assert "is gone" in caplog.text
+        assert "is back" not in caplog.text
+
+
 def test_a_line_that_nobody_reads_holds_nobody_up(door, line, monkeypatch):
     monkeypatch.setattr(serial_line, "_MAX_UNSENT_BYTES", 20_000)
     ask = {"request_id": "1", "work_id": "sys", "action": "lsmode"}
@@ -181,3 +277,9 @@ def test_a_system_that_refuses_the_settings_is_a_clear_error(engine, line, monke
     opening = serving_unit(engine, unit_serial=[f"{line.device}:9600"])
     with pytest.raises(ConfigError, match=r"cannot be opened: .*Invalid argument"), opening:
         pass
+
+
+@pytest.mark.parametrize("speed", ["299", "10000001", "00000030099999999", "9" * 5000])
+def test_a_speed_that_no_line_has_is_a_clear_error(speed):
+    with pytest.raises(ConfigError, match="a speed from 300 to 10000000"):
+        LineSettings.of_option(f"/dev/ttyUSB0:{speed}")

@@ -8,6 +8,7 @@ import logging
 import resource
 import socket
 import threading
+import time
 
 import pytest
 from engine_parts import make_engine
@@ -15,6 +16,7 @@ from fake_native import continuation
 from unit_parts import Client, blocks, serving_unit, wait_until
 
 from trivium.doors.unit import framer, tcp
+from trivium.doors.unit import input as unit_input
 from trivium.errors import ConfigError
 
 
@@ -44,7 +46,8 @@ def test_a_frame_is_a_packet(door):
     wait_until(lambda: door.server.num_connections == 0)
 
 
-def test_an_object_that_never_ends(door, caplog):
+def test_an_object_that_never_ends(door, caplog, monkeypatch):
+    monkeypatch.setattr(framer, "RESET_SECONDS", 0.1)
     with door.client() as client, door.client() as other, caplog.at_level(logging.WARNING, "trivium.unit"):
         for start in (b'{"request_id":"', b'{"a":', b"{" * 30, b'{"a":[' + b'{"a":"b"},' * 50):
             client.send_bytes(start + b" " * (10 * 2**20))
@@ -57,6 +60,45 @@ def test_an_object_that_never_ends(door, caplog):
                 pass
             client.ask("good")
             client.buffer = b""
+
+
+def test_nothing_in_an_object_that_is_too_large_is_done(door):
+    with door.client() as client:
+        task = client.set_up()
+        evil = {"request_id": "evil", "work_id": "sys", "action": "reset"}
+        large = {"data": ["x" * (4 * 2**20), evil, "}" + json.dumps(evil), evil]}
+        client.send_bytes(json.dumps(large).encode())
+        client.send("next", "llm", "taskinfo")
+        assert client.receive()["error"]["code"] == -2
+        reply = client.receive()
+        assert (reply["request_id"], reply["data"]) == ("next", [task])
+        client.ask("e", task, "exit")
+
+
+def test_streamed_input_that_does_not_go_on_is_given_up(door, monkeypatch):
+    with door.client() as client:
+        task = client.set_up(temperature=0)
+        monkeypatch.setattr(unit_input, "QUIET_SECONDS", 0.1)
+        client.send("late", task, "inference", object="llm.stream", data={"delta": "hello", "index": 0, "finish": False})
+        reply = client.receive()
+        assert (reply["request_id"], reply["work_id"], reply["error"]["code"]) == ("late", task, -25)
+        assert reply["data"] == {"delta": "", "finish": True, "index": 0}
+        client.infer(task, "hello", "next")
+        assert client.answer()[0] == letters("hello", 127)
+        client.ask("e", task, "exit")
+
+
+def test_a_client_that_is_not_read_from_is_not_taken_for_silent(door, monkeypatch):
+    monkeypatch.setattr(framer, "QUIET_SECONDS", 0.0)
+    with door.client() as client:
+        client.ask()
+        (connection,) = door.call(lambda: list(door.server._tcp.connections))
+        door.call(connection.pause_writing)
+        door.call(lambda: connection.receiver.feed(b'{"request_id":"1","work_id":'))
+        door.call(lambda: door.server._tcp.expire(time.monotonic()))
+        door.call(lambda: connection.receiver.feed(b'"sys","action":"ping"}'))
+        door.call(connection.resume_writing)
+        assert client.receive()["error"]["code"] == 0
 
 
 def test_unfinished_messages_of_all_clients_have_a_limit(door, monkeypatch):
@@ -249,7 +291,7 @@ def test_many_inferences_leave_nothing_behind(door, engine):
         assert not state.reader._streams
         client.ask("e", task, "exit")
     wait_until(lambda: door.server.num_connections == 0)
-    assert not unit._later
+    assert not unit._waiting
     assert not unit._setups
 
 

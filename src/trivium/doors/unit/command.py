@@ -14,7 +14,10 @@ __all__ = ["Command"]
 
 @dataclass(slots=True)
 class Command:
-    """What a client asks of a unit (work_id "llm") or a task ("llm.1000")."""
+    """What a client asks of a unit (work_id "llm") or a task ("llm.1000").
+
+    `data` is any JSON value; with an inference also bytes, which stand for their base64.
+    """
 
     connection: Connection
     request_id: str

@@ -28,11 +28,14 @@ class UnitConfig(Settings):
     unit_queue: int = option(8, "inferences that may wait behind a task's running one; more are refused")
     unit_frame_tokens: int = option(3, "tokens in a streamed frame, at least")
     unit_models: list[str] = option([], "model that a device's name stands for, as NAME=MODEL")
-    unit_speech_models: list[str] = option([], "the same for speech: NAME=a Whisper folder, or a piper voice's .onnx file")
+    unit_speech_models: list[str] = option(
+        [], "the same for speech: NAME=a folder of Whisper or of sherpa-onnx (kws), or a piper voice's .onnx file"
+    )
     unit_sound_frame: int = option(2880, "bytes of 16 kHz sound in a frame of streamed speech, at most")
     unit_default_model: str | None = option(None, "model for names that nothing stands for; default: such a setup is refused")
     unit_without: list[str] = option([], "unit that the server does not run, like asr, so that another process can be it")
     unit_bus: str | None = option(None, "folder, or tcp://ADDRESS:PORT, where units of other processes join; default: nowhere")
+    unit_bus_open: bool = option(False, "let whoever reaches it join a unit_bus that is not on this machine alone")
 
     def __post_init__(self) -> None:
         self.coerce()
@@ -47,7 +50,10 @@ class UnitConfig(Settings):
         require(len(set(devices)) == len(devices), "unit_serial", "different devices", devices)
         for name in self.unit_without:
             require(name in _UNITS, "unit_without", " or ".join(_UNITS), name)
-        _ = self.models, self.speech_models, self.bus_address
+        _ = self.models, self.speech_models
+        address = self.bus_address
+        closed = address is None or address.is_local or self.unit_bus_open
+        require(closed, "unit_bus", "a folder, or tcp:// on this machine alone, unless unit_bus_open is set", self.unit_bus)
 
     @property
     def bus_address(self) -> BusAddress | None:

@@ -26,11 +26,20 @@ LoadEngine = Callable[[EngineConfig], "Engine"]
 
 
 class _Shared:
-    """A loaded model, and how many tasks use it."""
+    """A model that is loaded, or being loaded, and how many tasks use it."""
 
-    def __init__(self, loading: asyncio.Task[Dispatcher]) -> None:
+    def __init__(self, model: str, loading: asyncio.Task[Dispatcher]) -> None:
+        self.model = model
         self.loading = loading
         self.users = 0
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its engine runs no more, for a fault of its thread."""
+        loading = self.loading
+        if not loading.done() or loading.cancelled() or loading.exception() is not None:
+            return False
+        return not loading.result().engine.is_alive
 
 
 class Engines:
@@ -46,8 +55,9 @@ class Engines:
         self._models = dict(models)
         self._default = default
         self._load = load or _load_native
-        self._shared: dict[str, _Shared] = {}  # by model
-        self._closing: dict[str, asyncio.Task[None]] = {}
+        self._shared: dict[str, _Shared] = {}  # by model: what the next setup gets
+        self._used: dict[Dispatcher, _Shared] = {}  # with those whose engines have died
+        self._closing: dict[_Shared, asyncio.Task[None]] = {}
         # Of its own: loading takes long, and the loop's usual threads submit the requests of all doors.
         self._loader = ThreadPoolExecutor(1, "trivium-load")
 
@@ -66,31 +76,38 @@ class Engines:
         path = Path(model).expanduser()
         return path.stat().st_size // 1024 if path.is_file() else 0
 
-    async def acquire(self, name: str) -> tuple[str, Dispatcher]:
+    async def acquire(self, name: str) -> Dispatcher:
         """The model that a name stands for, loaded; give it back with `release`. Raises `UnitError` MODEL."""
         model = self._resolve(name)
         if model in self._own_names:
-            return model, self._own
+            if not self._own.engine.is_alive:
+                raise UnitError(Code.MODEL, "The engine has been shut down.")
+            return self._own
         shared = self._shared.get(model)
-        if shared is None:
-            shared = self._shared[model] = _Shared(asyncio.create_task(self._start(model)))
+        if shared is None or shared.is_dead:
+            shared = self._shared[model] = _Shared(model, asyncio.create_task(self._start(model)))
         shared.users += 1
         try:
-            return model, await asyncio.shield(shared.loading)
+            dispatcher = await asyncio.shield(shared.loading)
         except Exception as error:
-            self.release(model)
+            self._leave(shared)
             log.warning("the model %s cannot be loaded: %s", model, error)
             raise UnitError(Code.MODEL, str(error)) from error
+        self._used[dispatcher] = shared
+        return dispatcher
 
-    def release(self, model: str) -> None:
+    def release(self, dispatcher: Dispatcher) -> None:
         """One task uses the model no more; the last one frees it."""
-        shared = self._shared.get(model)
-        if shared is None:
-            return
+        shared = self._used.get(dispatcher)
+        if shared is not None:
+            self._leave(shared)
+
+    def _leave(self, shared: _Shared) -> None:
         shared.users -= 1
         if not shared.users:
-            del self._shared[model]
-            self._closing[model] = asyncio.create_task(self._stop(model, shared.loading))
+            if self._shared.get(shared.model) is shared:
+                del self._shared[shared.model]
+            self._closing[shared] = asyncio.create_task(self._stop(shared))
 
     async def close(self) -> None:
         """The server ends: wait until all models that are no longer used are freed."""
@@ -108,22 +125,24 @@ class Engines:
         return model
 
     async def _start(self, model: str) -> Dispatcher:
-        closing = self._closing.get(model)
-        if closing is not None:  # it must not be in memory twice
-            await asyncio.wait([closing])
+        closing = [task for shared, task in self._closing.items() if shared.model == model]
+        if closing:  # it must not be in memory twice
+            await asyncio.wait(closing)
         config = dataclasses.replace(
             self._own.engine.config, model=model, served_model_name=None, tokenizer=None, chat_template=None
         )
         return Dispatcher(await asyncio.get_running_loop().run_in_executor(self._loader, self._load, config))
 
-    async def _stop(self, model: str, loading: asyncio.Task[Dispatcher]) -> None:
+    async def _stop(self, shared: _Shared) -> None:
         try:
-            await asyncio.wait([loading])
-            if loading.exception() is None:
-                await asyncio.to_thread(loading.result().engine.shutdown)
-                log.info("the model %s is freed", model)
+            await asyncio.wait([shared.loading])
+            if shared.loading.exception() is None:
+                dispatcher = shared.loading.result()
+                self._used.pop(dispatcher, None)
+                await asyncio.to_thread(dispatcher.engine.shutdown)
+                log.info("the model %s is freed", shared.model)
         finally:
-            del self._closing[model]
+            del self._closing[shared]
 
 
 def _load_native(config: EngineConfig) -> Engine:

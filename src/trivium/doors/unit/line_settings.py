@@ -11,6 +11,7 @@ __all__ = ["LineSettings"]
 
 _PARITIES = {"n": "N", "e": "E", "o": "O"}
 _SPEEDS = range(300, 10_000_001)
+_MAX_DIGITS = 20  # Python refuses to read numbers of thousands
 _BAUD = 115200
 
 
@@ -34,7 +35,7 @@ class LineSettings:
         device, colon, digits = text.rpartition(":")
         if not (colon and digits.isascii() and digits.isdecimal()):
             device, digits = text, str(_BAUD)
-        if not device or int(digits[:9]) not in _SPEEDS:
+        if not device or len(digits) > _MAX_DIGITS or int(digits) not in _SPEEDS:
             allowed = f"a device and a speed from {_SPEEDS[0]} to {_SPEEDS[-1]}, like /dev/ttyUSB0:115200"
             raise ConfigError(f"unit_serial must be {allowed}, got {text!r}")
         return device, cls(int(digits))

@@ -22,6 +22,7 @@ class Receiver:
         self._router = router
         self._framer = Framer()
         self._last = time.monotonic()
+        self._paused = False
 
     @property
     def num_pending(self) -> int:
@@ -36,8 +37,13 @@ class Receiver:
                 return
             self._router.route(self._connection, received)
 
+    def pause(self, paused: bool) -> None:
+        """While nothing is read, a client that has sent the rest of its message must not be taken for silent."""
+        self._paused = paused
+        self._last = time.monotonic()
+
     def expire(self, now: float) -> None:
         """Give up a message of which nothing more comes. To be called every second or so."""
-        if not self._framer.idle:
+        if not self._framer.idle and not self._paused:
             for received in self._framer.expire(now - self._last):
                 self._router.route(self._connection, received)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,8 @@ class Router:
     def _pass_on(self, command: Command) -> None:
         name = command.work_id.partition(".")[0]
         unit = self._units.get(name)
+        if unit is None or command.action != "inference":
+            command.data = _plain(command.data)
         if self.draining and command.action in ("setup", "inference"):
             task = None if unit is None or command.action == "setup" else unit.tasks.get(command.work_id)
             refuse = (
@@ -95,10 +98,17 @@ def _command(connection: Connection, message: dict[str, Any]) -> Command | None:
         return None
     if len(request_id) > MAX_ID or len(work_id) > MAX_ID:
         return None
-    kind = message.get("object", NONE)
-    return Command(
-        connection, request_id, work_id or "sys", action, kind if isinstance(kind, str) else NONE, message.get("data", NONE)
-    )
+    kind = message.get("object")
+    kind = kind if isinstance(kind, str) else NONE
+    # An inference may have the text "None"; one without data is an error.
+    return Command(connection, request_id, work_id or "sys", action, kind, message.get("data"))
+
+
+def _plain(data: Any) -> Any:
+    """Data as the protocol has it, which is no bytes, and "None" for nothing."""
+    if isinstance(data, bytes):
+        return binascii.b2a_base64(data, newline=False).decode("ascii")
+    return NONE if data is None else data
 
 
 def _refuse(connection: Connection, message: str, code: Code) -> None:

@@ -108,9 +108,8 @@ class UnitServer:
             self._tick.cancel()
         if self._router.remote is not None:
             self._router.remote.stop()
-        for line in self._sys.serial_lines:
-            line.close()
-        await self._tcp.close(_FLUSH_SECONDS)
+        end = max(deadline, time.monotonic() + _FLUSH_SECONDS)
+        await asyncio.gather(self._tcp.close(_FLUSH_SECONDS), *(line.end(end) for line in self._sys.serial_lines))
 
     def _add(self, unit: Unit) -> None:
         if unit.name not in self.config.unit_without:
@@ -126,7 +125,7 @@ class UnitServer:
         except ImportError as error:
             raise ConfigError("unit_bus needs pyzmq: pip install 'trivium[bus]'") from error
         serial = next(iter(self._sys.serial_lines), None)
-        self._router.remote = self._sys.remote = RemoteUnits(address, self.bus, self.units, serial)
+        self._router.remote = self._sys.remote = RemoteUnits(address, self.bus, self.units, serial, self._router.route)
 
     def _answering(self) -> bool:
         return any(task.outputs for unit in self.units.values() for task in unit.tasks.values())
@@ -136,6 +135,8 @@ class UnitServer:
         self._tcp.expire(now)
         for line in self._sys.serial_lines:
             line.expire(now)
+        for unit in self.units.values():
+            unit.expire(now)
         if self._router.remote is not None:
             self._router.remote.expire()
         self._tick = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._expire)

@@ -14,6 +14,7 @@ from trivium.doors.unit.errors import Code, UnitError
 __all__ = ["MAX_NAME", "Setup"]
 
 MAX_NAME = 256  # characters of a model's name, a format or an input
+_MAX_INPUTS = 64
 
 Value = TypeVar("Value")
 
@@ -39,11 +40,11 @@ class Setup:
         given.model = _name("model", given.text("model"))
         given.response_format = _name("response_format", given.text("response_format"))
         given.enoutput = given.flag("enoutput")
-        inputs = values.get("input", [])
-        given.inputs = [inputs] if isinstance(inputs, str) else inputs
-        if not isinstance(given.inputs, list) or not all(isinstance(name, str) for name in given.inputs):
-            raise _wrong("input", "a string or an array of strings", inputs)
-        given.inputs = [_name("input", name) for name in given.inputs]
+        inputs = values["input"] if given.has("input") else []
+        names = [inputs] if isinstance(inputs, str) else inputs
+        if not isinstance(names, list) or len(names) > _MAX_INPUTS or not all(isinstance(name, str) for name in names):
+            raise _wrong("input", f"a string or an array of at most {_MAX_INPUTS} strings", inputs)
+        given.inputs = [_name("input", name) for name in names]
         return given
 
     @property

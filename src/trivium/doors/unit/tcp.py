@@ -126,10 +126,12 @@ class TcpConnection(Connection, asyncio.Protocol):
     def pause_writing(self) -> None:
         if self._transport is not None and not self.closed:
             self._transport.pause_reading()
+            self.receiver.pause(True)
 
     def resume_writing(self) -> None:
         if self._transport is not None and not self.closed:
             self._transport.resume_reading()
+            self.receiver.pause(False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -14,15 +13,17 @@ from trivium.doors.unit.bus import Bus
 from trivium.doors.unit.command import Command
 from trivium.doors.unit.connection import Connection
 from trivium.doors.unit.errors import Code, UnitError
+from trivium.doors.unit.input import QUIET_SECONDS
 from trivium.doors.unit.setup import Setup
 from trivium.doors.unit.task import Task
+from trivium.doors.unit.waiting import WaitingCommands
 
 __all__ = ["Unit"]
 
 log = logging.getLogger("trivium.unit")
 
 _SETUP_SECONDS = 10.0  # that a setup under way gets at the server's end
-_MAX_LATER = 64  # commands of one connection that wait for its setup to end
+_MAX_WAITING_BYTES = 64 * 2**20  # of commands of all connections that wait for setups to end
 
 
 class Unit(ABC):
@@ -52,7 +53,7 @@ class Unit(ABC):
         self.tasks: dict[str, Task] = {}
         self._starting = 0  # setups under way
         self._resets = 0
-        self._later: weakref.WeakKeyDictionary[Connection, deque[Command]] = weakref.WeakKeyDictionary()
+        self._waiting: weakref.WeakKeyDictionary[Connection, WaitingCommands] = weakref.WeakKeyDictionary()
         self._setups: set[asyncio.Task[None]] = set()
 
     @abstractmethod
@@ -85,17 +86,12 @@ class Unit(ABC):
 
     def handle(self, command: Command) -> None:
         """Do anything but an inference, and answer it, now or later."""
-        later = self._later.get(command.connection)
-        if later is not None:
-            if len(later) < _MAX_LATER:
-                later.append(command)
-            else:
-                command.fail(UnitError(Code.UNAVAILABLE))
+        waiting = self._waiting.get(command.connection)
+        if waiting is not None:
+            self._put_off(command, waiting)
         elif command.action == "setup":
-            self._later[command.connection] = deque()
-            job = asyncio.get_running_loop().create_task(self._set_up(command))
-            self._setups.add(job)
-            job.add_done_callback(self._setups.discard)
+            self._waiting[command.connection] = WaitingCommands(command.connection)
+            self._begin(command)
         else:
             self._act(command)
 
@@ -107,8 +103,17 @@ class Unit(ABC):
         else:
             task.take_inference(command)
 
+    def expire(self, now: float) -> None:
+        """Give up streamed input that does not go on. To be called every second or so; never raises."""
+        for task in tuple(self.tasks.values()):
+            for command in task.reader.expire(now):
+                try:
+                    task.refuse(command, UnitError(Code.STREAM, f"Nothing more has come for {QUIET_SECONDS:g} s."))
+                except Exception:
+                    log.exception("%s failed to refuse an inference", task.work_id)
+
     def reset(self) -> None:
-        """End all tasks, and those that are being set up as soon as they are there."""
+        """End all tasks, those that are being set up as soon as they are there, and setups that wait."""
         self._resets += 1
         for task in tuple(self.tasks.values()):
             self.remove(task)
@@ -133,11 +138,17 @@ class Unit(ABC):
         except UnitError as error:
             command.fail(error)
 
-    async def _set_up(self, command: Command) -> None:
+    def _begin(self, command: Command) -> None:
+        """Set a task up; commands of the connection wait meanwhile."""
         work_id = f"{self.name}.{self.bus.next_number()}"
+        job = asyncio.get_running_loop().create_task(self._set_up(work_id, command, self._resets))
+        self._setups.add(job)
+        job.add_done_callback(self._setups.discard)
+
+    async def _set_up(self, work_id: str, command: Command, resets: int) -> None:
         self._starting += 1
         try:
-            await self._start_task(work_id, command)
+            await self._start_task(work_id, command, resets)
             command.reply(work_id=work_id)
         except UnitError as error:
             log.warning("%s: setup failed: %s", self.name, error)
@@ -147,24 +158,58 @@ class Unit(ABC):
             command.fail(UnitError(Code.MODEL), work_id=self.name)
         finally:
             self._starting -= 1
-            for waiting in self._later.pop(command.connection, ()):
-                try:
-                    self.handle(waiting)
-                except Exception:  # those behind it are others'
-                    log.exception("%s: a command failed", self.name)
-                    waiting.fail(UnitError(Code.MODEL))
+            self._go_on(command.connection)
 
-    async def _start_task(self, work_id: str, command: Command) -> None:
+    def _put_off(self, command: Command, waiting: WaitingCommands) -> None:
+        """Keep a command until the setup before it has ended."""
+        work_id = self.name if command.action == "setup" else None
+        room = _MAX_WAITING_BYTES - sum(others.num_bytes for others in self._waiting.values())
+        try:
+            kept = waiting.add(command, self._resets, room)
+        except ValueError as error:
+            command.fail(UnitError(Code.JSON, str(error)), work_id=work_id)
+            return
+        if not kept:
+            command.fail(UnitError(Code.BUSY, "Too many commands wait for a setup to end."), work_id=work_id)
+
+    def _go_on(self, connection: Connection) -> None:
+        """A setup has ended: do what waits for it, up to the next setup."""
+        waiting = self._waiting[connection]
+        while (taken := waiting.take()) is not None:
+            resets, command = taken
+            if command.action != "setup":
+                self._act_safely(command)
+            elif resets == self._resets:
+                self._begin(command)
+                return
+            else:
+                command.fail(_reset_came(), work_id=self.name)
+        del self._waiting[connection]
+
+    def _act_safely(self, command: Command) -> None:
+        try:
+            self._act(command)
+        except Exception:  # those behind it are others'
+            log.exception("%s: %s of %s failed", self.name, command.action, command.work_id)
+            command.fail(UnitError(Code.UNAVAILABLE))
+
+    async def _start_task(self, work_id: str, command: Command, resets: int) -> None:
+        """`resets`: that had come before the command."""
+        if resets != self._resets:
+            raise _reset_came()
         if len(self.tasks) + self._starting > self.max_tasks:
             raise UnitError(Code.FULL)
-        resets = self._resets
         task = await self.create(work_id, Setup.read(command.data), command)
         if resets != self._resets:
             _close(task)
-            raise UnitError(Code.MODEL, "A reset came first.")
+            raise _reset_came()
         self.tasks[work_id] = task
         self.bus.open(work_id)
         task.link_inputs()
+
+
+def _reset_came() -> UnitError:
+    return UnitError(Code.MODEL, "A reset came first.")
 
 
 def _close(task: Task) -> None:

@@ -5,77 +5,20 @@ from __future__ import annotations
 import threading
 
 import pytest
+from asr_parts import FIELDS, SENTENCE, add_unit, feed, heard_out, sentence
 from voice_parts import FakeDevice, Logs, loud, on_bench, packed, silence, speech, until, wav
 
 from trivium.doors.unit.bus import ChainMessage
-from trivium.doors.unit.errors import Code, UnitError
 from trivium.doors.unit.voice import asr as module
 from trivium.doors.unit.voice import listening
 from trivium.doors.unit.voice.asr import AsrUnit, WhisperUnit
 from trivium.doors.unit.voice.hearing import Hearing
 from trivium.doors.unit.voice.models import SpeechModels
 
-FIELDS = {"model": "whisper-tiny", "response_format": "asr.utf-8.stream", "input": "asr.base64"}
-SENTENCE = speech(0.6) + silence(1.2)
-
-
-class FakeRecogniser:
-    def __init__(self, languages):
-        self.languages = languages
-        self.calls = []
-        self.broken = False
-        self.gate = None
-
-    def transcribe(self, sound, language):
-        self.calls.append((len(sound), language))
-        if self.gate is not None:
-            self.gate.wait(10)
-        if self.broken:
-            raise RuntimeError("the model is broken\nin some way")
-        return f"Heard {len(self.calls)}"
-
-
-class FakeRecognisers:
-    def __init__(self, languages=("en",)):
-        self.recogniser = FakeRecogniser(list(languages))
-        self.users = 0
-
-    async def acquire(self, model):
-        if model.target == "/broken":
-            raise UnitError(Code.MODEL, "'broken' cannot be loaded: it is no model")
-        self.users += 1
-        return self.recogniser
-
-    def release(self, model):
-        self.users -= 1
-
 
 @pytest.fixture(autouse=True)
 def detector(monkeypatch):
     monkeypatch.setattr(module, "webrtc_detector", lambda: loud)
-
-
-def add_unit(bench, kind=AsrUnit, languages=("en",), configured=None, device=None):
-    recognisers = FakeRecognisers(languages)
-    unit = bench.add(kind(bench.bus, 8, SpeechModels(configured or {}), device or FakeDevice(), recognisers))
-    return unit, recognisers.recogniser
-
-
-def feed(bench, unit, task, sound, kind="asr.base64", **fields):
-    bench.send(unit, task, "inference", packed(sound), kind=kind, **fields)
-
-
-async def sentence(bench):
-    """The frames of one sentence: numbered, one last frame, one id."""
-    frames = []
-    while not frames or not frames[-1]["data"]["finish"]:
-        await until(lambda: bench.client.frames)
-        frames += [*map(dict, bench.client.replies[:1])]
-        del bench.client.frames[0]
-    assert [frame["data"]["index"] for frame in frames] == list(range(len(frames)))
-    assert len({(frame["request_id"], frame["work_id"], frame["object"]) for frame in frames}) == 1
-    assert all(frame["error"]["code"] == 0 for frame in frames[:-1])
-    return frames
 
 
 @on_bench
@@ -130,9 +73,7 @@ async def test_asleep_until_a_wake_word(bench):
         bench.bus.publish(ChainMessage("kws.7", "w", "kws.bool", True))
         feed(bench, unit, task, SENTENCE * 2)
         assert (await sentence(bench))[-1]["data"]["delta"].endswith(".")
-    done = []
-    unit.tasks[task].worker.put(lambda: done.append(1))
-    await until(lambda: done)
+    await heard_out(unit, task)
     assert bench.client.take() == []
 
 
@@ -158,8 +99,26 @@ async def test_a_wake_word_that_is_missing_at_setup(bench):
     task = await bench.set_up(unit, **FIELDS | {"input": ["asr.base64", "kws.7"], "response_format": "asr.utf-8"})
     assert logs.has("there is no task kws.7 to link to")
     assert (await bench.ask(unit, task, "taskinfo"))["data"]["warnings"]
-    feed(bench, unit, task, SENTENCE)  # asleep
-    await bench.ask(unit, task, "work")
+    feed(bench, unit, task, SENTENCE * 2)  # it hears as if there were none
+    assert [frame["data"] for frame in await bench.replies(2)] == ["Heard 1.", "Heard 2."]
+    bench.source("kws.7")
+    assert (await bench.ask(unit, task, "link", "kws.7"))["error"]["code"] == 0
+    feed(bench, unit, task, SENTENCE * 2)  # from the end of the next sentence on it sleeps
+    assert [frame["data"] for frame in await bench.replies(1)] == ["Heard 3."]
+    bench.bus.publish(ChainMessage("kws.7", "w", "kws.bool", True))
+    feed(bench, unit, task, silence(0.06) + SENTENCE)
+    assert [frame["data"] for frame in await bench.replies(1)] == ["Heard 4."]
+
+
+@on_bench
+async def test_with_one_wake_word_of_two_missing_it_sleeps(bench):
+    unit, recogniser = add_unit(bench)
+    bench.source("kws.8")
+    task = await bench.set_up(unit, **FIELDS | {"input": ["asr.base64", "kws.7", "kws.8"], "response_format": "asr.utf-8"})
+    feed(bench, unit, task, SENTENCE)
+    await heard_out(unit, task)
+    assert recogniser.calls == []
+    await bench.ask(unit, task, "unlink", "kws.8")
     feed(bench, unit, task, SENTENCE)
     assert (await bench.replies(1))[0]["data"] == "Heard 1."
 
@@ -418,35 +377,3 @@ async def test_whisper_is_another_name(bench):
 def test_descriptors():
     unit = AsrUnit(None, 1, SpeechModels({"mine": "/folder"}), None, None)
     assert [(model["mode"], model["type"]) for model in unit.descriptors()] == [("whisper-tiny", "asr"), ("mine", "asr")]
-
-
-@on_bench
-async def test_files_that_wait_keep_their_own_ids_and_clients(bench):
-    unit, recogniser = add_unit(bench)
-    task = await bench.set_up(unit, **FIELDS | {"input": "asr.wav.base64"})
-    recogniser.gate = threading.Event()
-    for request_id in ("one", "two"):
-        feed(bench, unit, task, wav(SENTENCE), kind="asr.wav.base64", request_id=request_id)
-    recogniser.gate.set()
-    assert [(await sentence(bench))[0]["request_id"] for _ in range(2)] == ["one", "two"]
-    assert not unit.tasks[task].outputs
-
-
-@on_bench
-async def test_files_that_wait_at_the_exit_or_come_in_a_pause_get_a_last_frame(bench):
-    unit, recogniser = add_unit(bench)
-    task = await bench.set_up(unit, **FIELDS | {"input": "asr.wav.base64"})
-    bench.send(unit, task, "pause", request_id="p")
-    await bench.replies(1)
-    feed(bench, unit, task, wav(SENTENCE), kind="asr.wav.base64", request_id="paused")
-    assert [frame["request_id"] for frame in await sentence(bench)] == ["paused"]
-    bench.send(unit, task, "work", request_id="w")
-    await bench.replies(1)
-    recogniser.gate = threading.Event()
-    for request_id in ("one", "two"):
-        feed(bench, unit, task, wav(SENTENCE), kind="asr.wav.base64", request_id=request_id)
-    assert len(unit.tasks[task].outputs) == 2
-    bench.send(unit, task, "exit", request_id="e")
-    ends = [(await sentence(bench))[-1]["request_id"] for _ in range(2)]
-    assert sorted(ends) == ["one", "two"]
-    recogniser.gate.set()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from voice_parts import FakeDevice, Logs, on_bench, packed, until, wav
 
 from trivium.doors.unit.voice import kws as module
+from trivium.doors.unit.voice import listening
 from trivium.doors.unit.voice.kws import KwsUnit
 from trivium.doors.unit.voice.models import SpeechModels
 from trivium.doors.unit.voice.spotter import PhraseError, Spotted
@@ -19,18 +23,30 @@ FIELDS = {"model": "pocketsphinx", "response_format": "kws.bool", "input": "kws.
 
 class FakeSpotter:
     made = ()
+    gate = None
+    begun = 0
 
     def __init__(self, phrases, *, ease):
         if "xyzzy" in phrases:
             raise PhraseError("the dictionary has no 'xyzzy'")
         self.phrases, self.ease, self.heard, self.forgot = phrases, ease, b"", 0
+        self.finished, self.half = 0, False
         FakeSpotter.made = (*FakeSpotter.made, self)
 
     def hear(self, sound):
         if sound.startswith(b"FAIL"):
             raise RuntimeError("the decoder is broken\nin some way")
+        FakeSpotter.begun += 1
+        if self.gate is not None:
+            self.gate.wait(10)
         self.heard += sound
+        self.half = sound.endswith(b"WA")
         return [Spotted(self.phrases[0], 1.234)] * sound.count(WAKE)
+
+    def finish(self):
+        self.finished += 1
+        half, self.half = self.half, False
+        return [Spotted(self.phrases[0], 2.0)] * half
 
     def forget(self):
         self.forgot += 1
@@ -40,6 +56,7 @@ class FakeSpotter:
 def spotters(monkeypatch):
     monkeypatch.setattr(module, "Spotter", FakeSpotter)
     monkeypatch.setattr(FakeSpotter, "made", ())
+    monkeypatch.setattr(FakeSpotter, "begun", 0)
 
 
 def add_unit(bench, device=None, max_tasks=8):
@@ -113,6 +130,47 @@ async def test_pause_and_work(bench):
     assert spotter.heard == b""
     feed(bench, unit, task, WAKE)
     assert (await bench.replies(1))[0]["data"] is True
+
+
+@on_bench
+async def test_sound_that_waits_at_a_pause_wakes_nobody(bench, monkeypatch):
+    monkeypatch.setattr(FakeSpotter, "gate", threading.Event())
+    unit = add_unit(bench)
+    task = await bench.set_up(unit, **FIELDS)
+    feed(bench, unit, task, WAKE)
+    await until(lambda: FakeSpotter.begun)
+    feed(bench, unit, task, WAKE)
+    feed(bench, unit, task, bytes(32000) + WAKE)
+    bench.send(unit, task, "pause", request_id="p")
+    bench.send(unit, task, "work", request_id="w")
+    feed(bench, unit, task, WAKE, request_id="later")
+    FakeSpotter.gate.set()
+    assert [frame["request_id"] for frame in await bench.replies(3)] == ["p", "w", "later"]
+    assert FakeSpotter.made[0].heard == WAKE * 2
+
+
+@on_bench
+async def test_a_word_at_the_end_of_the_sound_is_told(bench, monkeypatch):
+    monkeypatch.setattr(listening, "_QUIET_SECONDS", 0.05)
+    unit = add_unit(bench)
+    task = await bench.set_up(unit, **FIELDS)
+    feed(bench, unit, task, wav(bytes(100) + b"WA"), request_id="file")
+    assert (await bench.replies(1))[0]["request_id"] == "file"
+    feed(bench, unit, task, bytes(100) + b"WA", request_id="stream")
+    assert (await bench.replies(1))[0]["request_id"] == "stream"
+
+
+@on_bench
+async def test_a_setup_needs_none_of_the_loops_usual_threads(bench):
+    """Those submit the requests of all doors: what they do must not wait for speech, nor the other way round."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    gate = threading.Event()
+    busy = asyncio.get_running_loop().run_in_executor(None, gate.wait)
+    try:
+        await bench.set_up(add_unit(bench), **FIELDS)
+    finally:
+        gate.set()
+        await busy
 
 
 @on_bench
@@ -239,10 +297,24 @@ async def test_no_more_tasks_than_the_option_says(bench):
     await bench.set_up(unit, **FIELDS)
 
 
-def test_descriptors():
-    unit = KwsUnit(None, 1, SpeechModels({}), None)
-    (model,) = unit.descriptors()
+def test_descriptors(tmp_path):
+    (tmp_path / "tokens.txt").touch()
+    unit = KwsUnit(None, 1, SpeechModels({"mine": str(tmp_path)}), None)
+    model, mine = unit.descriptors()
     assert (model["mode"], model["type"], model["output_type"]) == ("pocketsphinx", "kws", ["kws.bool"])
+    assert model["capabilities"] == ["Keyword_spotting", "English"]
+    assert (mine["mode"], mine["capabilities"]) == ("mine", ["Keyword_spotting"])
+
+
+@pytest.mark.parametrize(("installed", "code"), [(True, -5), (False, -9)])
+@on_bench
+async def test_a_model_of_the_configuration_that_is_not_there(bench, monkeypatch, installed, code):
+    monkeypatch.setattr(module, "is_sherpa_installed", lambda: installed)
+    name = "sherpa-onnx-kws-zipformer-wenetspeech-3.3M-2024-01-01"
+    unit = bench.add(KwsUnit(bench.bus, 8, SpeechModels({name: "/not/there"}), FakeDevice()))
+    reply = await bench.ask(unit, "kws", "setup", {"enoutput": True, **FIELDS, "model": name})
+    assert reply["error"]["code"] == code
+    assert ("there is no such folder" in reply["error"]["message"]) == installed
 
 
 # The microphone

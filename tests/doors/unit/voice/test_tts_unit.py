@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
+import weakref
 
 import pytest
 from voice_parts import FakeDevice, Logs, on_bench, packed, until
@@ -44,7 +46,7 @@ class FakeSpeaker:
 def speaker(monkeypatch):
     speaker = FakeSpeaker()
 
-    async def make(model, language, speed, at_once):
+    async def make(model, language, speed, threads):
         speaker.asked = (model.target, model.language, language, speed)
         return speaker
 
@@ -150,6 +152,21 @@ async def test_chunks_are_spoken_as_they_come(bench, speaker):
     say(bench, unit, task, chunk("ld.", 1, True), kind="tts.utf-8.stream", request_id="b")
     spoken, frames = await answer(bench)
     assert (spoken, frames[0]["request_id"]) == ("Hello.World.", "a")
+
+
+@on_bench
+async def test_a_client_that_vanishes_in_the_middle_of_a_text_is_forgotten(bench, monkeypatch):
+    monkeypatch.setattr(module, "_QUIET_SECONDS", 0.05)
+    unit = add_unit(bench)
+    task = await bench.set_up(unit, **FIELDS)
+    other = type(bench.client)("other")
+    chunk = {"delta": "Hello. And", "index": 0, "finish": False}
+    bench.send(unit, task, "inference", chunk, kind="tts.utf-8.stream", connection=other)
+    await until(lambda: not unit.tasks[task].outputs)
+    await bench.ask(unit, task, "taskinfo")  # another owner
+    gone = weakref.ref(other)
+    del other
+    await until(lambda: gc.collect() >= 0 and gone() is None)
 
 
 @on_bench

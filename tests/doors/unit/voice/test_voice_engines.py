@@ -17,7 +17,7 @@ from trivium.doors.unit.voice.models import SpeechModel
 from trivium.doors.unit.voice.pronunciation import pronounce
 from trivium.doors.unit.voice.recogniser import Recognisers
 from trivium.doors.unit.voice.sound import read_wav
-from trivium.doors.unit.voice.speaker import make_speaker
+from trivium.doors.unit.voice.speaker import SpeakerThreads, make_speaker
 from trivium.doors.unit.voice.spotter import PhraseError, Spotter
 
 pytestmark = pytest.mark.voice
@@ -178,7 +178,7 @@ def test_a_folder_that_is_no_model(tmp_path):
 def speak(text, language=None, speed=1.0):
     async def main():
         model = SpeechModel("espeak-ng", "espeak-ng")
-        return await (await make_speaker(model, language, speed, asyncio.Semaphore(2))).speak(text)
+        return await (await make_speaker(model, language, speed, SpeakerThreads())).speak(text)
 
     return asyncio.run(main())
 

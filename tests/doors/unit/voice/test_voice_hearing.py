@@ -211,6 +211,15 @@ def test_a_recording_for_one_that_sleeps():
     assert ear.take() == [(Heard.NOTHING, "")]
 
 
+def test_the_rest_of_what_nobody_wants_any_more_is_left_out():
+    ear = Ear()
+    ear.hearing = Hearing(
+        Activity(loud), ear.transcribe, ear.tell, EndRules(), so_far=False, is_unwanted=lambda: len(ear.calls) > 0
+    )
+    ear.hearing.hear_recording((speech(1.02) + silence(1.2)) * 10)
+    assert len(ear.calls) == 1
+
+
 @pytest.mark.parametrize("sleeps", [False, True])
 def test_a_fault_gives_the_sentence_up(sleeps):
     ear = Ear(so_far=True, sleeps=sleeps)

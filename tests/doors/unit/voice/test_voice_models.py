@@ -50,6 +50,16 @@ def test_names_of_the_configuration_come_first_and_keep_their_language():
     assert models.find("asr", "ear").target == "whisper-tiny"
 
 
+def test_folders_of_keyword_models(tmp_path):
+    (tmp_path / "tokens.txt").touch()
+    original = "sherpa-onnx-kws-zipformer-wenetspeech-3.3M-2024-01-01"
+    models = SpeechModels({"mine": str(tmp_path), original: "/not/there", "ear": "/models/whisper-small"})
+    assert models.names("kws") == ["pocketsphinx", "mine", original]
+    assert models.find("kws", "mine") == SpeechModel("mine", str(tmp_path))
+    assert models.find("kws", original) == SpeechModel(original, "/not/there", "zh")
+    assert models.names("asr") == ["whisper-tiny", "ear"]
+
+
 @pytest.mark.parametrize("name", ["", "nothing", "/etc/passwd", "../x", "whisper-base", "hf:owner/name"])
 @pytest.mark.parametrize("kind", ["kws", "asr", "tts"])
 def test_devices_cannot_name_anything_else(kind, name):

@@ -30,6 +30,22 @@ def test_a_wav_file_of_the_usual_form_stays_as_it_is(kind):
     assert recording.whole
 
 
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({}, 0.5),
+        ({"rate": 4000}, 2.0),
+        ({"rate": 4000, "bits": 8}, 4.0),
+        ({"rate": 48000}, 0.5),  # takes more as it came than the sixth of a second that it lasts
+        ({"channels": 8}, 0.5),
+    ],
+)
+def test_what_a_recording_takes_while_it_waits(fields, seconds):
+    recording = read_wav(wav(tone(0.5), **fields))
+    assert recording.num_bytes == seconds * 32000
+    assert recording.num_bytes >= len(recording.sound())
+
+
 @pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000])
 def test_another_rate(rate):
     sound = read_wav(wav(tone(0.5, rate), rate)).sound()

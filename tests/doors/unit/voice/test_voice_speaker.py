@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 
 import numpy as np
@@ -14,7 +16,7 @@ from voice_parts import tone, until, wav
 from trivium.doors.unit.errors import UnitError
 from trivium.doors.unit.voice import speaker as module
 from trivium.doors.unit.voice.models import SpeechModel
-from trivium.doors.unit.voice.speaker import Espeak, SpeechError, make_speaker
+from trivium.doors.unit.voice.speaker import Espeak, SpeakerThreads, SpeechError, make_speaker
 
 
 def in_loop(test):
@@ -41,7 +43,7 @@ def program(tmp_path):
 
 
 def espeak(path, speed=1.0):
-    return Espeak(path, "en-us", speed, asyncio.Semaphore(2))
+    return Espeak(path, "en-us", speed, SpeakerThreads())
 
 
 @in_loop
@@ -124,7 +126,7 @@ def is_running(program):
 
 
 def make(target="espeak-ng", language=None, of_model=None, speed=1.0):
-    return make_speaker(SpeechModel("name", target, of_model), language, speed, asyncio.Semaphore(2))
+    return make_speaker(SpeechModel("name", target, of_model), language, speed, SpeakerThreads())
 
 
 @pytest.mark.parametrize(
@@ -206,6 +208,22 @@ async def test_a_voice_of_piper(piper):
     assert abs(int(sound[800]) - 8192) < 100
     with pytest.raises(SpeechError, match="piper failed: crashed"):
         await voice.speak("crash")
+
+
+@in_loop
+async def test_voices_need_none_of_the_loops_usual_threads(program, piper, monkeypatch):
+    """Those submit the requests of all doors: what they do must not wait for speech, nor the other way round."""
+    path = program("cat sound")
+    monkeypatch.setattr(module.shutil, "which", lambda name: path)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    gate = threading.Event()
+    busy = asyncio.get_running_loop().run_in_executor(None, gate.wait)
+    try:
+        for target in ("espeak-ng", "/voices/joe.onnx"):
+            assert await asyncio.wait_for((await make(target)).speak("hello"), 20)
+    finally:
+        gate.set()
+        await busy
 
 
 @in_loop

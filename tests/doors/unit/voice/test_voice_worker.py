@@ -35,15 +35,24 @@ def test_jobs_run_in_order_on_one_thread(make):
 
 
 def test_what_waits_is_bounded(make):
-    worker, gate, begun, done = make(), threading.Event(), threading.Event(), []
+    worker, gate, begun, done = make(max_bytes=10_000), threading.Event(), threading.Event(), []
     worker.put(lambda: begun.set() or gate.wait())
     begun.wait(10)
-    assert worker.put(lambda: done.append(1), 1000)  # a single large one
+    assert not worker.put(lambda: done.append(0), 10_001)  # a single large one
+    assert worker.put(lambda: done.append(1), 10_000)
     assert not worker.put(lambda: done.append(2), 1)
     assert worker.put(lambda: done.append(3))  # without bytes
     gate.set()
     wait_until(lambda: done == [1, 3])
-    assert worker.put(lambda: done.append(4), 60)
+    assert worker.put(lambda: done.append(4), 6000)
+
+
+def test_many_tiny_jobs_are_bounded_too(make):
+    worker, gate = make(max_bytes=100_000), threading.Event()
+    worker.put(gate.wait)
+    taken = sum(worker.put(lambda: None, 2) for _ in range(1000))
+    gate.set()
+    assert taken < 400
 
 
 def test_a_fault_ends_its_job_only(make, caplog):

@@ -20,6 +20,7 @@ _MAX_IPC_URL = 113
 _FIRST_TASK, _FIRST_REPLY = 5010, 8001  # numbers that the original begins with
 _UNIT_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_UNIT_NAME}}}")
 _ALLOWED = f"a folder with at most {_MAX_FOLDER} bytes in its path, or tcp://ADDRESS:PORT with an address of this machine"
+_LOOPBACK = "127.0.0.1"
 
 
 def is_unit_name(name: str) -> bool:
@@ -31,7 +32,8 @@ def is_unit_name(name: str) -> bool:
 class BusAddress:
     """A folder of sockets, for units on this machine, or an address and a port, for units that reach it over a network.
 
-    In a folder, the original's programs find everything under the names they know, if it is /tmp.
+    In a folder, the original's programs find everything under the names they know, if it is /tmp. "tcp://:5000" is reached from
+    this machine only.
     """
 
     folder: Path | None = None
@@ -49,7 +51,7 @@ class BusAddress:
             return cls(folder)
         try:
             parts = urlsplit(text)
-            host, port = ipaddress.ip_address(parts.hostname or ""), parts.port
+            host, port = ipaddress.ip_address(parts.hostname or _LOOPBACK), parts.port
         except ValueError:
             raise wrong from None
         rest = (parts.path, parts.query, parts.fragment, parts.username)
@@ -70,6 +72,10 @@ class BusAddress:
     def unit_url(self, name: str) -> str | None:
         """Where a unit is asked; None if it has to say that itself."""
         return None if self.folder is None else f"ipc://{self.folder}/rpc.{name}"
+
+    def own_url(self, name: str) -> str:
+        """Where a unit of this process is to take calls; over a network, at any free port."""
+        return self.unit_url(name) or f"tcp://{self.host}:*"
 
     def may_be(self, url: str) -> bool:
         """Whether units may name this URL as theirs. Hosts are numbers, because looking names up could take long."""

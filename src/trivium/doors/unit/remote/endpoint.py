@@ -6,6 +6,7 @@ import asyncio
 import logging
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from itertools import count
 from pathlib import Path
@@ -43,17 +44,30 @@ class Sockets:
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         self._open: set[Endpoint] = set()
 
-    def bind(self, kind: int, url: str, receive: Callable[[list[bytes]], None] | None = None) -> Endpoint:
-        """Take connections at a URL, whose port may be "*". `receive` gets each message. Raises OSError."""
+    def bind(
+        self, kind: int, url: str, receive: Callable[[list[bytes]], None] | None = None, *, inner: Path | None = None
+    ) -> Endpoint:
+        """Take connections at a URL, whose port may be "*". `receive` gets each message. Raises OSError.
+
+        Give `inner`, a folder that others cannot enter, if they can enter that of the socket: it is made there, and gets its
+        name only when it is closed to them.
+        """
         endpoint = self._make(kind, url, receive)
+        path = Path(url.removeprefix("ipc://")) if url.startswith("ipc://") else None
+        made = path if path is None or inner is None else inner / f"{path.name}.new"
         try:
-            endpoint.socket.bind(url)
+            endpoint.socket.bind(url if made is None else f"ipc://{made}")
+            if path is not None and made is not None:
+                made.chmod(0o600)
+                made.replace(path)
+                endpoint.holds(path)
         except zmq.ZMQError as error:
             endpoint.close()
             raise OSError(error.errno, error.strerror, url) from error
-        endpoint.url = endpoint.socket.get_string(zmq.LAST_ENDPOINT)
-        if endpoint.url.startswith("ipc://"):
-            endpoint.file = Path(endpoint.url.removeprefix("ipc://"))
+        except OSError:
+            endpoint.close()
+            raise
+        endpoint.url = endpoint.socket.get_string(zmq.LAST_ENDPOINT) if path is None else url
         return endpoint
 
     def connect(
@@ -96,7 +110,7 @@ class Endpoint:
     def __init__(self, socket: zmq.asyncio.Socket, closed: Callable[[Endpoint], None]) -> None:
         self.socket = socket
         self.url = ""
-        self.file: Path | None = None  # that stands for it, which ZeroMQ would leave behind
+        self._file: tuple[Path, int] | None = None  # that stands for it, which ZeroMQ would leave behind
         self._closed = closed
         self._monitor: zmq.asyncio.Socket | None = None
         self._jobs: list[asyncio.Task[None]] = []
@@ -116,8 +130,12 @@ class Endpoint:
         sent = cast("asyncio.Future[object]", self.socket.send_multipart(parts, flags=zmq.NOBLOCK))
         return sent.exception() is None
 
-    def close(self) -> None:
-        """End it, with what waits to be sent."""
+    async def send_soon(self, message: bytes) -> None:
+        """Send a message as soon as it can leave."""
+        await self.socket.send(message)
+
+    def close(self, linger_ms: int = 0) -> None:
+        """End it; what waits to be sent gets so long, if anybody takes it."""
         if self.socket.closed:
             return
         self._closed(self)
@@ -126,9 +144,16 @@ class Endpoint:
         if self._monitor is not None:
             self.socket.disable_monitor()
             self._monitor.close(0)
-        self.socket.close(0)
-        if self.file is not None:
-            self.file.unlink(missing_ok=True)
+        self.socket.close(linger_ms)
+        if self._file is not None:
+            path, inode = self._file
+            with suppress(OSError):
+                if path.lstat().st_ino == inode:  # nobody else has taken the name
+                    path.unlink()
+
+    def holds(self, path: Path) -> None:
+        """This file stands for it."""
+        self._file = path, path.lstat().st_ino
 
     def read(self, receive: Callable[[list[bytes]], None]) -> None:
         """Have `receive` called with each message."""

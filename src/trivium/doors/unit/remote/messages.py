@@ -10,7 +10,7 @@ import orjson
 from trivium.doors.unit.command import Command
 from trivium.doors.unit.frames import NONE, reply, to_json
 
-__all__ = ["Frame", "pack", "read_frame", "write_command"]
+__all__ = ["Frame", "pack", "read_frame", "unpack", "write_command"]
 
 MAX_FIRST = 127  # bytes of a pair's first half: some readers take the byte that counts them for signed
 
@@ -21,6 +21,14 @@ def pack(first: str, second: bytes) -> bytes:
     if len(head) > MAX_FIRST:
         raise ValueError(f"{first!r} is longer than {MAX_FIRST} bytes")
     return bytes([len(head)]) + head + second
+
+
+def unpack(pair: bytes) -> tuple[str, bytes]:
+    """The halves of a pair. Raises ValueError for what is none."""
+    end = 1 + pair[0] if pair else 1
+    if len(pair) < end:
+        raise ValueError("a pair is shorter than it says")
+    return pair[1:end].decode(), pair[end:]
 
 
 def write_command(command: Command, reply_url: str | None = None) -> bytes:
@@ -61,9 +69,19 @@ class Frame:
         return index if type(index) is int else None
 
     @property
+    def finishes(self) -> bool:
+        """Whether it says of itself that it is the last of a stream."""
+        return isinstance(self.data, dict) and self.data.get("finish") is True
+
+    @property
     def ends(self) -> bool:
         """Whether nothing more of the same answer comes."""
-        return self.index is None or self.data.get("finish") is True or self.code != 0
+        return self.index is None or self.finishes or self.code != 0
+
+    @property
+    def is_reply(self) -> bool:
+        """Whether it has the form of what actions are answered with; inferences are answered otherwise, but for errors."""
+        return self.object == self.data == NONE or self.object.endswith((".taskinfo", ".tasklist"))
 
 
 def read_frame(text: bytes) -> Frame:

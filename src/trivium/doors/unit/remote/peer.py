@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from itertools import count
 
@@ -22,9 +21,7 @@ log = logging.getLogger("trivium.unit")
 
 ACCEPT_SECONDS = 3.0  # within which a unit has to take a call
 _MAX_CALLS = 64  # that have not been taken
-_MAX_UNANSWERED = 256  # commands that were taken, and whose answers will be missed if the unit goes
-
-_Key = tuple[Connection, str]  # of a command: its request_id is the client's
+_MAX_UNANSWERED = 256  # commands that were taken, and whose answers will be missed if the unit goes; some need none
 
 
 class Peer:
@@ -42,7 +39,7 @@ class Peer:
         self._connected = False
         self._keys = count(1)
         self._calls: dict[bytes, tuple[Command | None, asyncio.TimerHandle]] = {}  # not taken yet
-        self._unanswered: OrderedDict[_Key, Command] = OrderedDict()
+        self._unanswered: list[Command] = []
         # A DEALER is to the unit's REP what a REQ is, but need not wait for a reply before the next call.
         self._endpoint = sockets.connect(zmq.DEALER, url, self._taken, self._changed)
 
@@ -51,17 +48,21 @@ class Peer:
         if not self._send(command, command, reply_url):
             command.fail(UnitError(Code.UNAVAILABLE, f"The unit {self.name} has too much to do."))
             return
-        self._unanswered[command.connection, command.request_id] = command
+        self._unanswered.append(command)
         if len(self._unanswered) > _MAX_UNANSWERED:
-            self._unanswered.popitem(last=False)
+            del self._unanswered[0]
 
     def tell(self, command: Command, reply_url: str) -> None:
         """Ask for an action whose answer does not matter."""
         self._send(None, command, reply_url)
 
-    def answered(self, connection: Connection, request_id: str) -> None:
-        """An answer has come."""
-        self._unanswered.pop((connection, request_id), None)
+    def answered(self, connection: Connection, request_id: str) -> Command | None:
+        """An answer has come: to this command, or to none. Clients may use a request_id for several at once."""
+        for command in self._unanswered:
+            if command.connection is connection and command.request_id == request_id:
+                self._unanswered.remove(command)
+                return command
+        return None
 
     def close(self) -> None:
         """Answer what the unit has not, and end the connection."""
@@ -70,7 +71,7 @@ class Peer:
             timer.cancel()
             self._fail(command, UnitError(Code.NO_UNIT))
         self._calls.clear()
-        for command in tuple(self._unanswered.values()):
+        for command in tuple(self._unanswered):
             self._fail(command, UnitError(Code.NO_UNIT, f"The unit {self.name} has gone."))
 
     def _send(self, waiting: Command | None, command: Command, reply_url: str) -> bool:
@@ -83,7 +84,8 @@ class Peer:
         return True
 
     def _fail(self, command: Command | None, error: UnitError) -> None:
-        if command is not None and self._unanswered.pop((command.connection, command.request_id), None) is not None:
+        if command is not None and command in self._unanswered:
+            self._unanswered.remove(command)
             command.fail(error)
 
     def _taken(self, parts: list[bytes]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -15,13 +16,14 @@ from trivium.doors.unit.remote.endpoint import Sockets
 from trivium.doors.unit.remote.messages import pack
 from trivium.doors.unit.remote.output_channel import OutputChannel
 from trivium.doors.unit.remote.remote_task import RemoteTask
-from trivium.doors.unit.remote.sys_rpc import REFUSED, SUCCESS
+from trivium.doors.unit.remote.rpc_server import REFUSED, SUCCESS
 
 __all__ = ["Registry"]
 
 log = logging.getLogger("trivium.unit")
 
 _MAX_TASKS = 256
+_MAX_GONE = 256  # tasks that are remembered
 _MAX_VALUES, _MAX_KEY, _MAX_VALUE = 1024, 256, 4096
 _OUT_PORT = re.compile(r"(.+\.[0-9]+)\.out_port")
 _RPC = re.compile(r"rpc\.(.+)")
@@ -33,6 +35,8 @@ class Registry:
     def __init__(self, sockets: Sockets, bus: Bus, address: BusAddress, own_units: Collection[str]) -> None:
         self.tasks: dict[str, RemoteTask] = {}
         self.values: dict[str, str] = {}
+        self._fixed: dict[str, str] = {}  # values that are not for units to change
+        self._gone: OrderedDict[str, RemoteTask] = OrderedDict()  # by work_id
         self._channels: dict[str, OutputChannel] = {}
         self._sockets = sockets
         self._bus = bus
@@ -42,14 +46,14 @@ class Registry:
         bus.closed.append(self._close_channel)
 
     @property
-    def actions(self) -> Mapping[str, Callable[[str], bytes]]:
-        """By the names that units call them."""
+    def actions(self) -> Mapping[str, Callable[[bytes], bytes]]:
+        """By the names that units call them. They raise ValueError for what is not understood, and OSError."""
         return {
-            "register_unit": self._register,
-            "release_unit": self._release,
-            "sql_select": self._select,
+            "register_unit": lambda text: self._register(text.decode()),
+            "release_unit": lambda text: self._release(text.decode()),
+            "sql_select": lambda text: self._select(text.decode()),
             "sql_set": self._set,
-            "sql_unset": self._unset,
+            "sql_unset": lambda text: self._unset(text.decode()),
         }
 
     def is_free(self, unit: str) -> bool:
@@ -60,6 +64,14 @@ class Registry:
         """Where a unit is to be asked, None if that is not known."""
         return self.values.get(f"rpc.{unit}") or self._address.unit_url(unit)
 
+    def fix(self, key: str, value: str) -> None:
+        """Tell units a value that they cannot change."""
+        self._fixed[key] = value
+
+    def gone(self, work_id: str) -> RemoteTask | None:
+        """A task that was there and is no more."""
+        return self._gone.get(work_id)
+
     def reply_url(self) -> str:
         """For a new reply line."""
         return self._names.reply()
@@ -69,6 +81,9 @@ class Registry:
         if self.tasks.pop(task.work_id, None) is None:
             return
         log.info("%s has gone", task.work_id)
+        self._gone[task.work_id] = task
+        if len(self._gone) > _MAX_GONE:
+            _end_answers(self._gone.popitem(last=False)[1])
         task.close()
         if self._address.folder is not None and task.output_url.startswith(f"ipc://{self._address.folder}/llm/"):
             Path(task.output_url.removeprefix("ipc://")).unlink(missing_ok=True)  # where the unit was killed
@@ -78,6 +93,8 @@ class Registry:
         self._bus.closed.remove(self._close_channel)
         for task in tuple(self.tasks.values()):
             self.drop(task)
+        for task in self._gone.values():
+            _end_answers(task)
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
@@ -95,6 +112,8 @@ class Registry:
         number = self._bus.next_number()
         task = RemoteTask(self._sockets, self._bus, f"{unit}.{number}", self._names.inference(unit), self.drop)
         self.tasks[task.work_id] = task
+        if task.work_id in self._gone:  # before a reset
+            _end_answers(self._gone.pop(task.work_id))
         output_url = self._names.output(unit)
         if self._address.folder is not None:
             task.follow(output_url)
@@ -109,12 +128,13 @@ class Registry:
 
     def _select(self, key: str) -> bytes:
         found = _OUT_PORT.fullmatch(key)
-        return (self._output_url(found[1]) if found else self.values.get(key, "")).encode()
+        value = self._output_url(found[1]) if found else self._fixed.get(key, self.values.get(key, ""))
+        return value.encode()
 
-    def _set(self, text: str) -> bytes:
+    def _set(self, text: bytes) -> bytes:
         pair = orjson.loads(text)
-        key, value = pair["key"], pair["val"]
-        if not (isinstance(key, str) and isinstance(value, str) and key):
+        key, value = (pair.get("key"), pair.get("val")) if isinstance(pair, dict) else (None, None)
+        if not (isinstance(key, str) and isinstance(value, str) and key) or key in self._fixed:
             return REFUSED
         if found := _OUT_PORT.fullmatch(key):
             return self._set_output(found[1], value)
@@ -127,6 +147,8 @@ class Registry:
         return SUCCESS
 
     def _unset(self, key: str) -> bytes:
+        if key in self._fixed:
+            return REFUSED
         self.values.pop(key, None)
         return SUCCESS
 
@@ -153,3 +175,7 @@ class Registry:
         channel = self._channels.pop(work_id, None)
         if channel is not None:
             channel.close()
+
+
+def _end_answers(task: RemoteTask) -> None:
+    task.answers.fail(task.has_gone)

@@ -13,7 +13,8 @@ from trivium.doors.unit.bus import Bus, ChainMessage
 from trivium.doors.unit.command import Command
 from trivium.doors.unit.connection import Connection
 from trivium.doors.unit.errors import Code, UnitError
-from trivium.doors.unit.frames import NONE, StreamFrames, reply
+from trivium.doors.unit.frames import NONE
+from trivium.doors.unit.remote.answers import Answers
 from trivium.doors.unit.remote.endpoint import Change, Endpoint, Sockets
 from trivium.doors.unit.remote.messages import Frame, read_frame, write_command
 from trivium.doors.unit.remote.publisher import Publisher
@@ -23,15 +24,19 @@ __all__ = ["RemoteTask"]
 log = logging.getLogger("trivium.unit")
 
 JOIN_SECONDS = 10.0  # within which a task's output can be reached after it was registered
+END_SECONDS = 3.0  # within which a task that has taken a pause or an exit ends its answers
 _LISTEN_SECONDS = 3.0  # that an inference waits for the task to begin listening
 _MAX_HELD = 16  # inferences that wait so
 _MAX_UNTOLD = 64  # frames that wait until the output can be reached
 
 
-class RemoteTask:
-    """Sends users' inferences to a task, and what it says to those linked to it. Made when the unit registers it.
+_Told = tuple[Connection, Frame, bytes, Command | None]
 
-    The task has gone (`gone`) when its output has. An answer that is cut off by that gets an end.
+
+class RemoteTask:
+    """Sends users' inferences to a task, and what it says to users and to those linked to it. Made when the unit registers it.
+
+    The task has gone (`gone`) when its output has. Its answers end then, if they have not.
     """
 
     def __init__(
@@ -40,25 +45,31 @@ class RemoteTask:
         """Raises OSError."""
         self.work_id = work_id
         self.output_url = ""
+        self.answers = Answers(work_id)
+        self.is_set_up = False  # a user knows of it
         self._sockets = sockets
         self._bus = bus
         self._gone = gone
         self._output: Endpoint | None = None
         self._complained = False
-        self._asked: Command | None = None  # the last inference, until it is answered
-        self._streaming: tuple[Connection, Frame] | None = None  # the last frame of an answer that has not ended
         self._held: deque[tuple[Command, bytes]] = deque()
         self._giving_up: asyncio.TimerHandle | None = None
         self._inference = Publisher(sockets, inference_url, self._heard)
         self._inference.keep_all()
-        self._untold: list[tuple[Connection, Frame, bytes]] = []
+        self._untold: list[_Told] | None = []  # None: what it says is told at once
         self._joining: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(JOIN_SECONDS, self._never_joined)
+        self._ending: list[asyncio.TimerHandle] = []
         bus.open(work_id)
 
     @property
     def unit(self) -> str:
         """The unit's name."""
         return self.work_id.partition(".")[0]
+
+    @property
+    def has_gone(self) -> UnitError:
+        """How answers end that the task does not end."""
+        return UnitError(Code.RUN, f"{self.work_id} has gone.")
 
     @property
     def inference_url(self) -> str:
@@ -79,47 +90,64 @@ class RemoteTask:
         if self._inference.is_heard and not self._held:
             self._send(command, message)
         elif len(self._held) >= _MAX_HELD:
-            command.fail(UnitError(Code.BUSY))
+            self.answers.refuse(command, UnitError(Code.BUSY))
         else:
             self._held.append((command, message))
             if self._giving_up is None:
                 self._giving_up = asyncio.get_running_loop().call_later(_LISTEN_SECONDS, self._refuse_held)
 
-    def told(self, connection: Connection, frame: Frame, text: bytes) -> None:
-        """It tells a client something: that it is set up, too, which nobody shall know before its output is heard."""
-        if self._joining is not None and len(self._untold) < _MAX_UNTOLD:
-            self._untold.append((connection, frame, text))
-            return
-        connection.send(text)
-        if self._asked is not None and self._asked.request_id == frame.request_id:
-            self._asked = None
-        self._streaming = None if frame.ends else (connection, frame)
+    def told(self, connection: Connection, frame: Frame, text: bytes, command: Command | None) -> None:
+        """It tells a user something: the reply to an action, `command`, or else of an answer.
+
+        That it is set up, too, which nobody shall know before its output is heard.
+        """
+        if command is not None and command.action == "setup" and frame.code == 0:
+            self.is_set_up = True
+        if self._untold is not None and len(self._untold) >= _MAX_UNTOLD:
+            self._tell_all()
+        if self._untold is not None:
+            self._untold.append((connection, frame, text, command))
+        elif command is None:
+            self.answers.tell(connection, frame, text)
+        else:
+            if frame.code == 0:
+                self._has_taken(command)
+            connection.send(text)
 
     def close(self) -> None:
-        """The task has gone: end its answer, and all links to it."""
+        """The task has gone: end all links to it, and soon its answers."""
+        self._refuse_setup()
         self._joined()
         self._refuse_held()
+        for timer in self._ending:
+            timer.cancel()
         self._inference.close()
         if self._output is not None:
             self._output.close()
         self._bus.close(self.work_id)
-        self._end_answer(UnitError(Code.RUN, f"{self.work_id} has gone."))
+        self.answers.fail_soon(self.has_gone)
 
-    def _end_answer(self, error: UnitError) -> None:
-        if self._asked is not None:
-            self._asked.fail(error)
-        if self._streaming is not None:
-            connection, frame = self._streaming
-            frames = StreamFrames(frame.request_id, frame.work_id, frame.object)
-            frames.index = (frame.index or 0) + 1
-            connection.send(frames.finish(error.code, error.message))
-        self._asked = self._streaming = None
+    def _has_taken(self, command: Command) -> None:
+        """An action was successful. What is to end because of it ends here if the unit does not see to it."""
+        if command.action == "setup":
+            self.answers.set_up(command.data)
+        elif command.action == "link":
+            self.answers.linked = True
+        elif command.action == "pause":
+            self._end_later(self.answers.pause())
+        elif command.action == "exit":
+            self._end_later(lambda: self._gone(self))
+
+    def _end_later(self, end: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._ending = [timer for timer in self._ending if timer.when() > loop.time()]
+        self._ending.append(loop.call_later(END_SECONDS, end))
 
     def _send(self, command: Command, message: bytes) -> None:
         if self._inference.send(message):
-            self._asked = command
+            self.answers.expect(command)
         else:
-            command.fail(UnitError(Code.BUSY))
+            self.answers.refuse(command, UnitError(Code.BUSY))
 
     def _heard(self, heard: bool) -> None:
         if heard:
@@ -139,7 +167,7 @@ class RemoteTask:
 
     def _receive(self, parts: list[bytes]) -> None:
         """Something for those linked to it; acknowledgements and errors go over the same socket, and are not."""
-        if not self._bus.is_heard(self.work_id):
+        if not self.answers.overhears and not self._bus.is_heard(self.work_id):
             return
         try:
             frame = read_frame(b"".join(parts))
@@ -148,6 +176,7 @@ class RemoteTask:
                 self._complained = True
                 log.warning("%s says what is no frame: %s", self.work_id, error)
             return
+        self.answers.overhear(frame)
         if frame.code == 0 and frame.object != NONE:
             self._bus.publish(ChainMessage(self.work_id, frame.request_id, frame.object, frame.data))
 
@@ -161,14 +190,23 @@ class RemoteTask:
         if self._joining is not None:
             self._joining.cancel()
             self._joining = None
-        untold, self._untold = self._untold, []
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        untold, self._untold = self._untold or [], None
         for told in untold:
             self.told(*told)
 
     def _never_joined(self) -> None:
         log.warning("%s has no output that can be reached, and is given up", self.work_id)
-        untold, self._untold = self._untold, []
-        error = UnitError(Code.MODEL, f"The output of {self.work_id} cannot be reached.")
-        for connection, frame, _ in untold:
-            connection.send(reply(frame.request_id, self.unit, code=error.code, message=error.message))
         self._gone(self)
+
+    def _refuse_setup(self) -> None:
+        """A user who has not been told yet that the task is there shall not be: its output was never heard."""
+        untold, self._untold = self._untold or [], []
+        for told in untold:
+            command = told[3]
+            if command is not None and command.action == "setup":
+                command.fail(UnitError(Code.MODEL, f"The output of {self.work_id} cannot be reached."), work_id=self.unit)
+            else:
+                self._untold.append(told)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 
 from trivium.doors.unit.bus import Bus
 from trivium.doors.unit.command import Command
 from trivium.doors.unit.connection import Connection
 from trivium.doors.unit.remote.address import BusAddress
+from trivium.doors.unit.remote.caller import Callers
 from trivium.doors.unit.remote.endpoint import Sockets
+from trivium.doors.unit.remote.folder import BusFolder
 from trivium.doors.unit.remote.messages import Frame
+from trivium.doors.unit.remote.own_unit import OwnUnit, Route
 from trivium.doors.unit.remote.peer import Peer
 from trivium.doors.unit.remote.registry import Registry
+from trivium.doors.unit.remote.remote_task import RemoteTask
 from trivium.doors.unit.remote.reply_line import ReplyLine
-from trivium.doors.unit.remote.sys_rpc import SysRpc
+from trivium.doors.unit.remote.rpc_server import RpcServer
+from trivium.doors.unit.unit import Unit
 from trivium.errors import ConfigError
 
 __all__ = ["RemoteUnits"]
@@ -29,26 +31,30 @@ log = logging.getLogger("trivium.unit")
 class RemoteUnits:
     """Passes commands on to units in other processes. Everything runs on the loop it is started on."""
 
-    def __init__(self, address: BusAddress, bus: Bus, own_units: Collection[str], serial: Connection | None) -> None:
-        """Start. `serial` is what units know as the serial line. Raises `ConfigError`; then nothing is left open."""
+    def __init__(
+        self, address: BusAddress, bus: Bus, units: Mapping[str, Unit], serial: Connection | None, route: Route
+    ) -> None:
+        """Start. `units` are those of this process, which messages that `route` is given reach; `serial` is what others know
+        as the serial line. Raises `ConfigError`; then nothing is left open.
+        """
         self._address = address
         self._sockets = Sockets()
+        self._folder: BusFolder | None = None
+        self._callers = Callers(self._sockets)
         self._peers: dict[str, Peer] = {}
         self._lines: dict[Connection, ReplyLine] = {}
         self._nobody = _Nobody()
-        self._registry = Registry(self._sockets, bus, address, own_units)
+        self._registry = Registry(self._sockets, bus, address, units)
         try:
-            self._take_address()
-            self._sys = SysRpc(self._sockets, address.sys_url, self._registry.actions)
-            if address.folder is not None:
-                (address.folder / "rpc.sys").chmod(0o600)
-            # Units ask for it every second until there is one.
-            self._registry.values["serial_zmq_url"] = self._line(serial or self._nobody).url
+            self._open(units, serial or self._nobody, route)
         except OSError as error:
             self.stop()
             raise ConfigError(f"units cannot join at {address.sys_url}: {error.strerror or error}") from error
+        except ConfigError:
+            self.stop()
+            raise
         if not address.is_local:
-            log.warning("whoever reaches %s can join as a unit: nothing asks for a password", address.sys_url)
+            log.warning("whoever reaches %s may join as a unit and command those here: the bus has no keys", address.sys_url)
 
     @property
     def url(self) -> str:
@@ -70,10 +76,7 @@ class RemoteUnits:
     def reset(self) -> None:
         """End all tasks. Their units are asked to, and not waited for."""
         for task in tuple(self._registry.tasks.values()):
-            peer = self._peer(task.unit)
-            if peer is not None:
-                peer.tell(Command(self._nobody, "0", task.work_id, "exit"), self._line(self._nobody).url)
-            self._registry.drop(task)
+            self._end_task(task)
 
     def expire(self) -> None:
         """Close the lines of clients that have gone. To be called every second or so."""
@@ -86,32 +89,24 @@ class RemoteUnits:
             peer.close()
         self._peers.clear()
         self._registry.close()
+        self._callers.close()
         self._sockets.close()
-        if self._address.folder is not None:
-            with suppress(OSError):  # what others have put there stays
-                (self._address.folder / "llm").rmdir()
+        if self._folder is not None:
+            self._folder.close()
 
-    def _take_address(self) -> None:
-        """Make the folder, and see that no other server has it. Raises `ConfigError`, and OSError."""
-        folder = self._address.folder
-        if folder is None:
-            return
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-        (folder / "llm").mkdir(0o700, exist_ok=True)
-        try:
-            _check_ours(folder / "llm")
-        except ConfigError:
-            self._sockets.close()
-            raise
-        if folder.stat().st_mode & 0o022:
-            log.warning("unit_bus: others may put sockets into %s, and so pass for units", folder)
-        with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(str(folder / "rpc.sys"))
-            except OSError:
-                return
-        self.stop()
-        raise ConfigError(f"unit_bus: another server has {folder}")
+    def _open(self, units: Mapping[str, Unit], serial: Connection, route: Route) -> None:
+        """Take calls. Raises `ConfigError`, and OSError."""
+        inner = None
+        if self._address.folder is not None:
+            self._folder = BusFolder(self._address.folder)
+            inner = self._folder.inner
+        self._sys = RpcServer(self._sockets, self._address.sys_url, self._registry.actions, inner=inner)
+        for name, unit in units.items():
+            calls = ("setup", "inference", *unit.actions)
+            own = OwnUnit(self._sockets, self._address, name, calls, self._callers, route, inner)
+            self._registry.fix(f"rpc.{name}", own.url)
+        # Units ask for it every second until there is one.
+        self._registry.fix("serial_zmq_url", self._line(serial).url)
 
     def _peer(self, name: str) -> Peer | None:
         """The unit of this name, if it may be there."""
@@ -137,21 +132,34 @@ class RemoteUnits:
 
     def _told(self, connection: Connection, frame: Frame, text: bytes) -> None:
         """A unit tells a client something."""
-        peer = self._peers.get(frame.work_id.partition(".")[0])
-        if peer is not None:
-            peer.answered(connection, frame.request_id)
         task = self._registry.tasks.get(frame.work_id)
-        if task is None:
-            connection.send(text)
+        command = self._answered(connection, frame, task or self._registry.gone(frame.work_id))
+        if command is None and frame.is_reply and frame.code == 0:
+            # An action that was taken for refused has been done after all; a task that nobody knows of would stay for ever.
+            if task is not None and not task.is_set_up:
+                self._end_task(task)
+        elif task is not None:
+            task.told(connection, frame, text, command)
+        elif command is None and (gone := self._registry.gone(frame.work_id)) is not None:
+            gone.answers.tell(connection, frame, text)
         else:
-            task.told(connection, frame, text)
+            connection.send(text)
 
+    def _answered(self, connection: Connection, frame: Frame, task: RemoteTask | None) -> Command | None:
+        """The action that a frame is the reply to, if any."""
+        if not frame.is_reply and task is not None and task.answers.is_expected(connection, frame.request_id):
+            return None
+        name = frame.work_id.partition(".")[0]
+        peers = sorted(self._peers.values(), key=lambda peer: peer.name != name)  # some units err in their names
+        answered = (peer.answered(connection, frame.request_id) for peer in peers)
+        return next((command for command in answered if command is not None), None)
 
-def _check_ours(folder: Path) -> None:
-    """Raise `ConfigError` if other users may do something in a folder that was there already."""
-    status = folder.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise ConfigError(f"unit_bus: {folder} must be this user's, and closed to others (chmod 700)")
+    def _end_task(self, task: RemoteTask) -> None:
+        """Ask the unit to, and do not wait for it."""
+        peer = self._peer(task.unit)
+        if peer is not None:
+            peer.tell(Command(self._nobody, "0", task.work_id, "exit"), self._line(self._nobody).url)
+        self._registry.drop(task)
 
 
 def _may_answer(url: str) -> bool:

@@ -50,6 +50,10 @@ class AsrUnit(ListeningUnit):
         inputs, outputs = ["sys.pcm", "asr.base64", "asr.wav.base64"], ["asr.utf-8", "asr.utf-8.stream"]
         return self.models.descriptors("asr", ["Automatic_Speech_Recognition"], inputs, outputs)
 
+    async def shutdown(self) -> None:
+        await super().shutdown()
+        self.recognisers.close()
+
 
 class WhisperUnit(AsrUnit):
     """The same under the name of the original's other unit for it."""
@@ -64,7 +68,7 @@ class WhisperUnit(AsrUnit):
 class AsrTask(ListeningTask):
     """Tells what is said, sentence by sentence; in a stream also what has been said so far of one.
 
-    With a kws among its inputs it sleeps until a wake word, hears one sentence, and sleeps again.
+    Linked to a kws it sleeps until a wake word, hears one sentence, and sleeps again.
     """
 
     unit: AsrUnit
@@ -95,8 +99,9 @@ class AsrTask(ListeningTask):
             partial(self.tell, self._heard),
             rules,
             so_far=setup.streams,
+            is_unwanted=self.is_unwanted,
         )
-        if self._has_kws():
+        if any(map(unit.is_upstream, self.inputs)):
             self.worker.put(self._sleep)
 
     def receive(self, message: ChainMessage) -> None:
@@ -104,13 +109,21 @@ class AsrTask(ListeningTask):
         self._paused = False
         self.worker.put(partial(self._hearing.wake, self._awake_delay))
 
+    def stop(self) -> None:
+        """What is being heard comes to nothing, and so do files that wait: they would be heard in the pause."""
+        super().stop()
+        self._finish_all()
+
     def close(self) -> None:
         super().close()
-        if self._sentence is not None:
-            self._sentence.finish("")
-        for _, sentence in self._files:
-            sentence.finish("")
+        self._finish_all()
         self.unit.recognisers.release(self._model)
+
+    def link_inputs(self) -> None:
+        """Without the kws that the setup names nothing would ever wake it, so it hears as if there were none."""
+        super().link_inputs()
+        if not self._has_kws():
+            self.worker.put(self._sleep_no_more)
 
     def refuse(self, command: Command, error: UnitError) -> None:
         """Clients that look only for the last frame of an answer need one here, too."""
@@ -150,7 +163,7 @@ class AsrTask(ListeningTask):
     def on_work(self, command: Command) -> None:
         """Hear again, also without a wake word."""
         super().on_work(command)
-        self.worker.put(self._hearing.wake)
+        self.worker.put(self._wake_up)
 
     # On the thread
 
@@ -181,9 +194,22 @@ class AsrTask(ListeningTask):
 
     def _sleep_no_more(self) -> None:
         self._hearing.sleeps = False
-        self._hearing.wake()
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        if not self._hearing.awake:
+            self._hearing.wake()
 
     # On the loop
+
+    def _finish_all(self) -> None:
+        open_sentences = [sentence for _, sentence in self._files]
+        if self._sentence is not None:
+            open_sentences.insert(0, self._sentence)
+        self._file, self._sentence = None, None
+        self._files.clear()
+        for sentence in open_sentences:
+            sentence.finish("")
 
     def _heard(self, heard: Heard, text: str) -> None:
         if heard is Heard.SO_FAR:
@@ -194,7 +220,7 @@ class AsrTask(ListeningTask):
         sentence.finish(f"{text}." if text else "")
 
     def _has_kws(self) -> bool:
-        return any(map(self.unit.is_upstream, self.inputs))
+        return any(self.unit.is_upstream(name) and name not in self.missing for name in self.inputs)
 
 
 class _Sentence:

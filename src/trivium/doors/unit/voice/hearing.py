@@ -50,8 +50,12 @@ class Hearing:
         *,
         so_far: bool,
         clock: Callable[[], float] = time.monotonic,
+        is_unwanted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`transcribe` recognises a sentence, and may take a while. `so_far`: tell what is said before it is complete, too."""
+        """`transcribe` recognises a sentence, and may take a while. `so_far`: tell what is said before it is complete, too.
+
+        `is_unwanted`: nobody wants to know any more what is being heard; the rest of it is left out.
+        """
         self.sleeps = False
         self.awake = True
         self._activity = activity
@@ -60,6 +64,7 @@ class Hearing:
         self._rules = rules
         self._so_far = so_far
         self._clock = clock
+        self._is_unwanted = is_unwanted
         self._deaf = 0  # frames that are left out yet
         self._num_told = 0
         self._clear()
@@ -69,6 +74,8 @@ class Hearing:
         if not self.awake:
             return
         for frame in self._activity.frames(sound):
+            if self._is_unwanted():
+                return
             if self._deaf:
                 self._deaf -= 1
                 continue
@@ -86,7 +93,7 @@ class Hearing:
 
     def end(self) -> None:
         """No more sound comes for now: what was said, if anything, is all."""
-        if self._activity.speaking:
+        if self._activity.speaking and not self._is_unwanted():
             self._end_sentence()
 
     def wake(self, delay: float = 0.0) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import orjson
 
-from trivium.doors.unit.bus import ChainMessage
+from trivium.doors.unit.bus import Bus, ChainMessage
 from trivium.doors.unit.command import Command
 from trivium.doors.unit.errors import Code, UnitError
 from trivium.doors.unit.frames import reply
@@ -18,8 +20,13 @@ from trivium.doors.unit.task import Task
 from trivium.doors.unit.unit import Unit
 from trivium.doors.unit.voice.chime import chime
 from trivium.doors.unit.voice.listening import ListeningTask, ListeningUnit
-from trivium.doors.unit.voice.sound_device import NoDeviceError
+from trivium.doors.unit.voice.models import KEYWORDS, SpeechModel, SpeechModels
+from trivium.doors.unit.voice.sherpa_model import is_sherpa_installed
+from trivium.doors.unit.voice.sherpa_spotter import SherpaSpotter
+from trivium.doors.unit.voice.sound import BYTES_PER_SECOND
+from trivium.doors.unit.voice.sound_device import NoDeviceError, SoundDevice
 from trivium.doors.unit.voice.spotter import PhraseError, Spotted, Spotter, clean_phrase
+from trivium.errors import ModelLoadError
 
 __all__ = ["KwsTask", "KwsUnit", "Spots"]
 
@@ -28,6 +35,7 @@ log = logging.getLogger("trivium.unit")
 _MAX_PHRASES, _MAX_PHRASE = 32, 100
 _BUTTONS = "buttons_thread"  # the original's buttons on its own board
 _USUAL_THRESHOLD = 0.25  # of the original's field
+_PIECE = BYTES_PER_SECOND  # of a recording, after which it is seen whether it is still wanted
 
 
 class Spots(Protocol):
@@ -35,36 +43,45 @@ class Spots(Protocol):
 
     def hear(self, sound: bytes) -> list[Spotted]: ...
 
+    def finish(self) -> list[Spotted]: ...
+
     def forget(self) -> None: ...
 
 
 class KwsUnit(ListeningUnit):
-    """Wake words in English, by pocketsphinx."""
+    """Wake words, by pocketsphinx in English, by sherpa-onnx in whatever language its model is for."""
 
     name: ClassVar[str] = "kws"
     actions: ClassVar[Mapping[str, str]] = {**Unit.actions, "trigger": "on_trigger"}
 
+    def __init__(self, bus: Bus, max_tasks: int, models: SpeechModels, device: SoundDevice) -> None:
+        super().__init__(bus, max_tasks, models, device)
+        self._loader = ThreadPoolExecutor(1, "trivium-load-kws")  # the loop's usual threads submit the requests of all doors
+
     async def create(self, work_id: str, setup: Setup, command: Command) -> Task:
         phrases = _read_phrases(setup)
         model = self.models.find("kws", setup.model)
-        if model.language not in (None, "en"):
-            raise UnitError(
-                Code.MODEL, f"{setup.model!r:.80} is for the language {model.language!r}; {model.target} knows English"
-            )
         # The original's field, from 0 to 1, says how sure it must be of a word.
-        ease = _USUAL_THRESHOLD - setup.number("keywords_threshold", _USUAL_THRESHOLD, low=0.0, high=1.0)
+        threshold = setup.number("keywords_threshold", _USUAL_THRESHOLD, low=0.0, high=1.0)
         setup.text("wake_wav_file", "")
         chimes = setup.flag("enwake_audio", True)
-        try:
-            spotter = await asyncio.to_thread(Spotter, [clean_phrase(phrase) for phrase in phrases], ease=ease)
-        except PhraseError as error:
-            raise UnitError(Code.MODEL, str(error)) from error
+        given_threshold = threshold if setup.has("keywords_threshold") else None
+        make = partial(_make_spotter, model, phrases, given_threshold)
+        spotter = await asyncio.get_running_loop().run_in_executor(self._loader, make)
         if setup.has("wake_wav_file"):
             log.warning("%s: wake_wav_file is not played: devices cannot name files of this machine", work_id)
         return KwsTask(self, work_id, setup, command, spotter, chimes=chimes)
 
     def descriptors(self) -> list[dict[str, Any]]:
-        return self.models.descriptors("kws", ["Keyword_spotting", "English"], ["sys.pcm", "kws.base64"], ["kws.bool"])
+        told = self.models.descriptors("kws", ["Keyword_spotting"], ["sys.pcm", "kws.base64"], ["kws.bool"])
+        for model in told:
+            if self.models.find("kws", model["mode"]).target == KEYWORDS:
+                model["capabilities"] = [*model["capabilities"], "English"]
+        return told
+
+    async def shutdown(self) -> None:
+        await super().shutdown()
+        self._loader.shutdown(wait=False)
 
 
 class KwsTask(ListeningTask):
@@ -98,14 +115,15 @@ class KwsTask(ListeningTask):
         self._wake(True)
 
     def hear(self, sound: bytes, *, whole: bool) -> None:
-        for spotted in self._spotter.hear(sound):
-            log.debug("%s heard %r", self.work_id, spotted.phrase)
-            self.tell(self._heard, spotted)
+        for piece in _pieces(sound):
+            if self.is_unwanted():
+                return
+            self._tell_all(self._spotter.hear(piece))
         if whole:
-            self._spotter.forget()
+            self.hear_nothing()
 
     def hear_nothing(self) -> None:
-        self._spotter.forget()
+        self._tell_all(self._spotter.finish())
 
     def forget(self) -> None:
         self._spotter.forget()
@@ -113,9 +131,12 @@ class KwsTask(ListeningTask):
     def free(self) -> None:
         del self._spotter
 
+    def _tell_all(self, found: list[Spotted]) -> None:
+        for spotted in found:
+            log.debug("%s heard %r", self.work_id, spotted.phrase)
+            self.tell(self._heard, spotted)
+
     def _heard(self, spotted: Spotted) -> None:
-        if self._paused:
-            return
         if "json" not in self.setup.response_format:
             self._wake(True)
             return
@@ -138,6 +159,34 @@ class KwsTask(ListeningTask):
         except NoDeviceError as error:
             self._chimes = False
             log.warning("%s: no sound tells that a wake word was heard: %s", self.work_id, error)
+
+
+def _make_spotter(model: SpeechModel, phrases: list[str], threshold: float | None) -> Spots:
+    """What finds the phrases. `threshold` as the setup has it. Takes up to some seconds. Raises `UnitError`."""
+    try:
+        if model.target != KEYWORDS:
+            return _make_sherpa_spotter(model, phrases, threshold)
+        if model.language not in (None, "en"):
+            raise UnitError(
+                Code.MODEL, f"{model.name!r:.80} is for the language {model.language!r}; {model.target} knows English"
+            )
+        ease = 0.0 if threshold is None else _USUAL_THRESHOLD - threshold
+        return Spotter([clean_phrase(phrase) for phrase in phrases], ease=ease)
+    except PhraseError as error:
+        raise UnitError(Code.MODEL, str(error)) from error
+
+
+def _make_sherpa_spotter(model: SpeechModel, phrases: list[str], threshold: float | None) -> Spots:
+    if not is_sherpa_installed():
+        raise UnitError(Code.NO_UNIT, f"{model.name!r:.80} needs sherpa-onnx: `pip install 'trivium[sherpa]'`")
+    try:
+        return SherpaSpotter(model.target, phrases, threshold=threshold)
+    except ModelLoadError as error:
+        raise UnitError(Code.MODEL, f"{model.name!r:.80} cannot be loaded: {error}") from error
+
+
+def _pieces(sound: bytes) -> Iterator[bytes]:
+    return (sound[i : i + _PIECE] for i in range(0, len(sound), _PIECE))
 
 
 def _read_phrases(setup: Setup) -> list[str]:

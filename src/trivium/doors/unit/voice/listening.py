@@ -24,7 +24,7 @@ __all__ = ["ListeningTask", "ListeningUnit"]
 
 log = logging.getLogger("trivium.unit")
 
-_MAX_WAITING = 120 * BYTES_PER_SECOND  # of sound that has not been looked at; a single larger piece is taken
+_MAX_WAITING = 120 * BYTES_PER_SECOND  # of sound that has not been looked at
 _QUIET_SECONDS = 2.0  # without sound, after which it counts as silence
 _JOIN_SECONDS = 10.0
 
@@ -48,6 +48,7 @@ class ListeningTask(Task):
     """A thread of its own looks at the sound, in the order in which it comes. Inputs with "sys" are the microphone.
 
     A subclass has `hear`, `forget`, `free` and perhaps `hear_nothing`, which run on the thread and tell the loop with `tell`.
+    `stop` (a pause) ends what is being heard and what waits: none of it is told any more, and a subclass ends its answers.
     """
 
     unit: ListeningUnit
@@ -57,6 +58,8 @@ class ListeningTask(Task):
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._paused = False
+        self._num_stops = 0
+        self._num_stopped = 0  # of these, how many the thread has come to
         self._lagging = False  # the microphone's sound comes faster than it is looked at
         self._end_listening: Callable[[], None] | None = None  # with the microphone; for the thread
         self.worker = Worker(
@@ -107,17 +110,19 @@ class ListeningTask(Task):
         """Looking at sound has failed: tell the owner."""
         self.refuse(Command(self.owner, self.request_id, self.work_id, "inference"), error)
 
+    def is_unwanted(self) -> bool:
+        """On the thread: what is being heard was stopped, or the task has ended."""
+        return self._closed or self._num_stopped != self._num_stops
+
     def tell(self, function: Callable[..., None], *args: Any) -> None:
-        """On the thread: have a function called on the event loop, unless the task has ended."""
+        """On the thread: have a function called on the event loop, unless the sound that it is about is stopped meanwhile."""
+        num_stopped = self._num_stopped
 
         def call() -> None:
-            if not self._closed:
+            if num_stopped == self._num_stops:
                 function(*args)
 
-        try:
-            self._loop.call_soon_threadsafe(call)
-        except RuntimeError:  # the loop has ended
-            return
+        self._call(call)
 
     # For the unit
 
@@ -126,15 +131,18 @@ class ListeningTask(Task):
         if data is None:
             return
         recording = read_recording(data, command.object)
+        num_bytes = max(recording.num_bytes, len(data))
         if self._paused:
             self.ignored(recording, command)
-        elif not self.worker.put(partial(self._hear_recording, recording, command), len(data)):
-            raise UnitError(Code.BUSY, f"{_MAX_WAITING // BYTES_PER_SECOND} s of sound wait already.")
+        elif not self.worker.put(partial(self._hear_recording, recording, command), num_bytes):
+            limit, length = _MAX_WAITING / BYTES_PER_SECOND, num_bytes / BYTES_PER_SECOND
+            raise UnitError(Code.BUSY, f"At most {limit:g} s of sound may wait, and {length:.1f} s more have come.")
         else:
             self.queued(recording, command)
 
     def stop(self) -> None:
-        self.worker.put(self.forget)
+        self._num_stops += 1
+        self.worker.put(self._stopped)
 
     def close(self) -> None:
         self._closed = True
@@ -178,17 +186,44 @@ class ListeningTask(Task):
     # On the thread
 
     def _hear_recording(self, recording: Recording, command: Command) -> None:
+        if self.is_unwanted():
+            return
+        if recording.whole:
+            self._end_stream()
         self.tell(self.begun, recording, command)
         self.hear(recording.sound(), whole=recording.whole)
         self.tell(self.ended)
 
+    def _end_stream(self) -> None:
+        """What was heard before is complete. A fault in it is not one of the recording that comes."""
+        try:
+            self.hear_nothing()
+        except Exception as error:
+            log.exception("%s failed", self.work_id)
+            self._failed(error)
+
     def _hear_microphone(self, sound: bytes) -> None:
+        if self.is_unwanted():
+            return
         try:
             self.hear(sound, whole=False)
         except Exception:
             log.warning("%s: the microphone is off until `work`", self.work_id)
             self._listen_no_more()
             raise
+
+    def _stopped(self) -> None:
+        try:
+            self.forget()
+        finally:
+            self._num_stopped += 1
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Have it called on the event loop, unless the task has ended."""
+        try:
+            self._loop.call_soon_threadsafe(lambda: None if self._closed else function())
+        except RuntimeError:  # the loop has ended
+            return
 
     def _listen(self, name: str) -> None:
         if self._end_listening is not None:
@@ -197,9 +232,9 @@ class ListeningTask(Task):
             self._end_listening = self.unit.device.listen(self._take_microphone)
         except NoDeviceError as error:
             log.warning("%s gets no sound from %s: %s", self.work_id, name, error)
-            self.tell(self._note_missing, name)
+            self._call(partial(self._note_missing, name))
         else:
-            self.tell(self._note_there, name)
+            self._call(partial(self._note_there, name))
 
     def _listen_no_more(self) -> None:
         if self._end_listening is not None:
@@ -207,9 +242,11 @@ class ListeningTask(Task):
             self._end_listening = None
 
     def _ended(self) -> None:
-        self._listen_no_more()
-        self.free()
-        self.unit.workers.discard(self.worker)
+        try:
+            self._listen_no_more()
+        finally:
+            self.free()
+            self.unit.workers.discard(self.worker)
 
     def _failed(self, error: Exception) -> None:
         self.tell(self.fail, UnitError(Code.RUN, str(error).strip().partition("\n")[0]))

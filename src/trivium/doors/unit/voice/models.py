@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trivium.doors.unit.errors import Code, UnitError
+from trivium.doors.unit.voice.sherpa_model import is_sherpa_folder
 from trivium.doors.unit.voice.sound import RATE
 from trivium.models.catalogue import catalogue
 
@@ -57,7 +58,7 @@ class SpeechModels:
     """
 
     def __init__(self, configured: Mapping[str, str]) -> None:
-        """`configured`: names, and what each stands for: a folder for asr, a file `.onnx` for tts, or one of our own names."""
+        """`configured`: names, and what each stands for: a folder of kws or asr, a `.onnx` of tts, or one of our own names."""
         self._own = {
             "kws": {KEYWORDS: KEYWORDS},
             "asr": {entry.name: entry.name for entry in catalogue() if entry.kind == "asr"},
@@ -65,8 +66,7 @@ class SpeechModels:
         }
         own_kinds = {target: kind for kind, names in self._own.items() for target in names}
         for name, target in configured.items():
-            kind = own_kinds.get(target) or ("tts" if target.endswith(".onnx") else "asr")
-            self._own[kind][name] = target
+            self._own[own_kinds.get(target) or _kind(name, target)][name] = target
 
     def names(self, kind: str) -> list[str]:
         """What setups of kws, asr or tts may name, without the original's names."""
@@ -97,6 +97,13 @@ class SpeechModels:
         if target is None:
             raise UnitError(Code.MODEL, f"There is no {kind} model {name!r:.80}; there are {', '.join(self.names(kind))}.")
         return SpeechModel(name, target, language)
+
+
+def _kind(name: str, target: str) -> str:
+    """The unit that a model of the configuration is for."""
+    if target.endswith(".onnx"):
+        return "tts"
+    return "kws" if is_sherpa_folder(target) or name in _ORIGINALS["kws"] else "asr"
 
 
 def _num_kib(target: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -62,13 +63,13 @@ class Recognisers:
 
     def __init__(self) -> None:
         self._shared: dict[str, _Shared] = {}  # by target
+        self._loader = ThreadPoolExecutor(1, "trivium-load-asr")  # the loop's usual threads submit the requests of all doors
 
     async def acquire(self, model: SpeechModel) -> Recogniser:
         """A model, loaded; give it back with `release`. Raises `UnitError` MODEL."""
         shared = self._shared.get(model.target)
         if shared is None:
-            loading = asyncio.create_task(asyncio.to_thread(_load, model.target))
-            shared = self._shared[model.target] = _Shared(loading)
+            shared = self._shared[model.target] = _Shared(asyncio.create_task(self._load(model.target)))
         shared.users += 1
         try:
             return await asyncio.shield(shared.loading)
@@ -83,6 +84,13 @@ class Recognisers:
         shared.users -= 1
         if not shared.users:
             del self._shared[model.target]
+
+    def close(self) -> None:
+        """Load no more."""
+        self._loader.shutdown(wait=False)
+
+    async def _load(self, target: str) -> Recogniser:
+        return await asyncio.get_running_loop().run_in_executor(self._loader, _load, target)
 
 
 def _load(target: str) -> Recogniser:

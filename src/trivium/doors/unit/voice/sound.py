@@ -41,6 +41,12 @@ class Recording:
     is_float: bool = False
     whole: bool = False
 
+    @property
+    def num_bytes(self) -> int:
+        """What it takes while it waits: as samples that came or as `sound`, whichever is more."""
+        num_frames = len(self.samples) // (self.channels * self.bits // 8)
+        return max(len(self.samples), 2 * math.ceil(num_frames * RATE / self.rate))
+
     def sound(self) -> bytes:
         """As 16 kHz mono, 16 bit."""
         if (self.rate, self.channels, self.bits, self.is_float) == (RATE, 1, 16, False):

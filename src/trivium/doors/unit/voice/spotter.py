@@ -81,6 +81,12 @@ class Spotter:
                 self._end()
         return found
 
+    def finish(self) -> list[Spotted]:
+        """Phrases that have been said, as no more sound comes for now; what comes later has nothing to do with it."""
+        found = self._decode() if self._pending else []
+        self.forget()
+        return found
+
     def forget(self) -> None:
         """What was heard has nothing to do with what will be."""
         self._pending.clear()

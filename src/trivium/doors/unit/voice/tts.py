@@ -6,7 +6,7 @@ import asyncio
 import logging
 import weakref
 from collections import deque
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from trivium.doors.unit.bus import Bus, ChainMessage
 from trivium.doors.unit.command import Command
@@ -19,7 +19,7 @@ from trivium.doors.unit.unit import Unit
 from trivium.doors.unit.voice.models import SpeechModels
 from trivium.doors.unit.voice.sentences import Sentences
 from trivium.doors.unit.voice.sound_device import NoDeviceError, SoundDevice
-from trivium.doors.unit.voice.speaker import Speaker, SpeechError, make_speaker
+from trivium.doors.unit.voice.speaker import Speaker, SpeakerThreads, SpeechError, make_speaker
 from trivium.doors.unit.voice.speech_output import SpeechOutput
 from trivium.doors.unit.voice.text_chunks import TextChunks
 
@@ -27,9 +27,10 @@ __all__ = ["MelottsUnit", "TtsTask", "TtsUnit"]
 
 log = logging.getLogger("trivium.unit")
 
-_AT_ONCE = 2  # programs that speak for one unit; more would only wait for each other
 _MAX_PIECES = 1000  # pieces of one text that wait
 _QUIET_SECONDS = 30.0  # after which a text that does not go on has ended
+
+Source = TypeVar("Source")
 
 
 class TtsUnit(Unit):
@@ -44,7 +45,7 @@ class TtsUnit(Unit):
         self.models = models
         self.device = device
         self.workers: set[asyncio.Task[None]] = set()
-        self._at_once = asyncio.Semaphore(_AT_ONCE)
+        self._threads = SpeakerThreads()
 
     def is_own_input(self, name: str) -> bool:
         return "tts" in name and not self.is_upstream(name)
@@ -57,10 +58,11 @@ class TtsUnit(Unit):
         plays = "sys" in setup.response_format
         if plays:
             try:
-                await asyncio.to_thread(self.device.check_speaker)
+                await self._threads.load(self.device.check_speaker)
             except NoDeviceError as error:
                 log.warning("%s cannot play on this machine: %s", work_id, error)
-        return TtsTask(self, work_id, setup, command, await make_speaker(model, language, speed, self._at_once), plays=plays)
+        speaker = await make_speaker(model, language, speed, self._threads)
+        return TtsTask(self, work_id, setup, command, speaker, plays=plays)
 
     def descriptors(self) -> list[dict[str, Any]]:
         inputs, outputs = ["tts.utf-8", "tts.utf-8.stream"], ["sys.pcm", "tts.base64", "tts.base64.stream"]
@@ -70,6 +72,7 @@ class TtsUnit(Unit):
         await super().shutdown()
         if self.workers:
             await asyncio.wait(self.workers)
+        self._threads.close()
         self.device.close()
 
 
@@ -132,7 +135,9 @@ class TtsTask(Task):
         self._speaking: asyncio.Task[None] | None = None  # the running one
         self._worker: asyncio.Task[None] | None = None
         self._chunks: weakref.WeakKeyDictionary[Connection, TextChunks] = weakref.WeakKeyDictionary()
-        self._streams: dict[object, _Speech] = {}  # that go on, by the chunks or the linked task that they come from
+        # Texts that go on: of users, who may vanish before the end, and of linked tasks.
+        self._texts: dict[TextChunks, _Speech] = {}
+        self._answers: dict[str, _Speech] = {}
         self._deaf = False  # just woken: what linked tasks still say belongs to what was interrupted
 
     # Users
@@ -154,7 +159,7 @@ class TtsTask(Task):
             text, done = chunks.add(command.data)
         except UnitError as error:
             del self._chunks[command.connection]
-            speech = self._streams.pop(chunks, None)
+            speech = self._texts.pop(chunks, None)
             if speech is None:
                 raise
             speech.output.fail(error)
@@ -162,14 +167,14 @@ class TtsTask(Task):
             return
         if text or done:
             try:
-                speech = self._stream(chunks, command.request_id, command.connection)
+                speech = self._go_on(self._texts, chunks, command.request_id, command.connection)
             except UnitError:
                 del self._chunks[command.connection]  # the next text begins anew
                 raise
             self._add(speech, text)
         if done:
             del self._chunks[command.connection]
-            self._streams.pop(chunks).finish()
+            self._texts.pop(chunks).finish()
 
     def refuse(self, command: Command, error: UnitError) -> None:
         """Clients that look only for the last frame of an answer need one here, too."""
@@ -198,23 +203,23 @@ class TtsTask(Task):
     def _follow_answer(self, work_id: str, data: dict[str, Any]) -> None:
         """A piece of a linked task's answer. The first has the index 0; what comes without a first was interrupted."""
         if data.get("index") == 0:
-            self._end_stream(work_id)
-            self._stream(work_id, self.request_id, self.owner)
+            self._end_answer(work_id)
+            self._go_on(self._answers, work_id, self.request_id, self.owner)
         delta = data.get("delta")
-        if work_id in self._streams and isinstance(delta, str):
-            self._add(self._stream(work_id, self.request_id, self.owner), delta)
+        if work_id in self._answers and isinstance(delta, str):
+            self._add(self._go_on(self._answers, work_id, self.request_id, self.owner), delta)
         if data.get("finish") is True:
-            self._end_stream(work_id)
+            self._end_answer(work_id)
 
-    def _stream(self, source: object, request_id: str, connection: Connection) -> _Speech:
+    def _go_on(self, texts: dict[Source, _Speech], source: Source, request_id: str, connection: Connection) -> _Speech:
         """The text that comes from there; a new one if it had not gone on for so long that it was taken for complete."""
-        speech = self._streams.get(source)
+        speech = texts.get(source)
         if speech is None or speech.complete:
-            speech = self._streams[source] = self._start(request_id, connection)
+            speech = texts[source] = self._start(request_id, connection)
         return speech
 
-    def _end_stream(self, source: object) -> None:
-        speech = self._streams.pop(source, None)
+    def _end_answer(self, work_id: str) -> None:
+        speech = self._answers.pop(work_id, None)
         if speech is not None:
             speech.finish()
 
@@ -243,7 +248,8 @@ class TtsTask(Task):
 
     def _clear(self) -> None:
         """End all speech, running and waiting."""
-        self._streams.clear()
+        self._texts.clear()
+        self._answers.clear()
         self._chunks.clear()
         waiting = list(self._waiting)
         self._waiting.clear()
@@ -284,6 +290,7 @@ class TtsTask(Task):
             self._speaking = asyncio.get_running_loop().create_task(self._speak(speech))
             await asyncio.wait([self._speaking])
             self._running = self._speaking = None
+            self._texts = {chunks: text for chunks, text in self._texts.items() if text is not speech}
         self._worker = None
 
     async def _speak(self, speech: _Speech) -> None:

@@ -14,9 +14,11 @@ log = logging.getLogger("trivium.unit")
 
 Job = Callable[[], None]
 
+_LEAST = 320  # bytes that a job with sound counts as: many tiny ones take memory, too
+
 
 class Worker:
-    """Runs jobs one after the other on its own thread. What waits is bounded by the bytes that the jobs stand for.
+    """Runs jobs one after the other on its own thread. What waits is bounded by the bytes of sound that the jobs stand for.
 
     `idle`, if any, runs once when no job has come for `idle_seconds`, `at_end` when the thread ends. What a job raises is
     logged and given to `failed`, on the thread; the next job runs all the same.
@@ -48,9 +50,10 @@ class Worker:
         self._thread.start()
 
     def put(self, job: Job, num_bytes: int = 0) -> bool:
-        """Have a job run; False if too many bytes wait already. Jobs without bytes are always taken."""
+        """Have a job run; False if too many bytes would wait. Jobs without bytes are always taken."""
+        num_bytes = num_bytes and max(num_bytes, _LEAST)
         with self._changed:
-            if self._stopped or (num_bytes and self._num_bytes + num_bytes > self._max_bytes and self._num_bytes):
+            if self._stopped or (num_bytes and self._num_bytes + num_bytes > self._max_bytes):
                 return False
             self._jobs.append((job, num_bytes))
             self._num_bytes += num_bytes
