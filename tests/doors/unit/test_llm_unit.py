@@ -466,6 +466,19 @@ def test_a_dialogue_that_outgrows_the_context_forgets_its_beginning(client):
     assert client.answer()[1][-1]["error"]["code"] == 0
 
 
+def test_a_text_that_can_never_fit_does_not_wait(client, engine):
+    task = client.set_up(**GREEDY)
+    engine.native.gate.clear()
+    client.infer(task, "hello", "a")
+    assert engine.native.entered.wait(20)
+    client.infer(task, "y" * 100_000, "b")  # is refused while "a" has not ended
+    reply = client.receive()
+    assert (reply["request_id"], reply["error"]["code"], reply["data"]["finish"]) == ("b", -11, True)
+    assert "100000 characters" in reply["error"]["message"]
+    engine.native.gate.set()
+    assert client.answer()[0] == letters("hello")
+
+
 # Faults
 
 

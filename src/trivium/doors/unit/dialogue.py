@@ -30,13 +30,16 @@ class Dialogue:
         if self.keeps:
             self._turns.append((text, answer))
 
+    def check(self, text: str) -> None:
+        """Raise `PromptTooLongError` for a text that can never fit, in no time."""
+        check_size(self._engine, self._system + text, "data")
+
     def prompt(self, text: str) -> list[int]:
         """The tokens of the next prompt; may run on any thread. The oldest turns that do not fit are forgotten.
 
         Raises `RequestError` if the template refuses it. A text that is too long by itself is mostly for the engine to refuse;
         what was said before it stays.
         """
-        check_size(self._engine, self._system + text, "data")
         turns = self._turns
         tokens = self._tokens(turns, text)
         while turns and len(tokens) > self._room:

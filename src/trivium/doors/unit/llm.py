@@ -168,10 +168,14 @@ class LlmTask(Task):
         return Output(self, request_id, connection)
 
     def _ask(self, text: str, request_id: str, connection: Connection) -> None:
-        """Answer a text as soon as those before it are answered. Raises `UnitError` BUSY if too many wait."""
+        """Answer a text as soon as those before it are answered. Raises `UnitError`: BUSY if too many wait, RUN if it is too long."""
         limit = self.unit.config.unit_queue
         if len(self._waiting) + (self._running is not None) > limit:
             raise UnitError(Code.BUSY, f"{limit} inferences wait already.")
+        try:
+            self._dialogue.check(text)  # now: what waits must not fill the memory
+        except EngineError as error:
+            raise UnitError(Code.RUN, str(error)) from None
         said: list[str] | None = [] if self._dialogue.keeps else None
         self._waiting.append(_Answer(text, self._output(request_id, connection), said))
         if self._worker is None:
