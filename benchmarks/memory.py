@@ -87,13 +87,13 @@ def resident() -> int:
     return status("VmRSS")
 
 
-def status(name: str) -> int:
-    """A field of this process's status, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+def status(name: str, process: int | str = "self") -> int:
+    """A field of a process's status, in bytes."""
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
         key, _, value = line.partition(":")
         if key == name:
             return int(value.split()[0]) * 1024
-    raise SystemExit(f"/proc/self/status has no {name}: this script needs Linux")
+    raise SystemExit(f"/proc/{process}/status has no {name}: this script needs Linux")
 
 
 def mb(count: float) -> str:

@@ -9,41 +9,50 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from cases import CASES, Sizes, kv_tokens, read_case, rows
 from machine import busy_cores, describe_machine, warn_if_busy
 from rates import summarize, table
 from runner_process import ENGINES, RunnerError, RunnerProcess
 
-OURS, REFERENCE = "trivium", "llama.cpp"
-CASES = "decode-1,decode-8,decode-32,prefill-512"
+OURS = "trivium"
 
 Samples = dict[str, dict[str, list[float | None]]]
 
 
 def main() -> None:
     options = read_options()
-    cases = {name: read_case(name, options.prompt_tokens, options.output_tokens) for name in options.cases.split(",")}
-    report: dict[str, Any] = {"machine": describe_machine(), "model": model_path(options.model), "threads": options.threads}
+    cases = {name: read_case(name, options.sizes) for name in options.cases.split(",")}
+    report: dict[str, Any] = {
+        "machine": describe_machine(),
+        "model": model_path(options.model),
+        "threads": options.threads,
+        "isa": options.isa,
+    }
     say(f"machine: {describe(report['machine'])}")
     with ExitStack() as stack:
         runners = []
         for engine in options.engines.split(","):
-            runners.append(stack.enter_context(RunnerProcess(engine, python_of(engine, options.peer_python), options.log)))
-            max_batch = max(case["batch"] for case in cases.values())
-            runners[-1].load(model=report["model"], threads=options.threads, max_batch=max_batch)
+            runners.append(stack.enter_context(start(engine, options)))
+            runners[-1].load(
+                model=report["model"],
+                threads=options.threads,
+                max_batch=max(case["batch"] for case in cases.values()),
+                kv_tokens=kv_tokens(list(cases.values())),
+                settings=settings_of(engine, options.setting),
+            )
             say(f"{engine}: {runners[-1].description}")
-        samples, busy = measure(runners, cases, options.repeats)
+            require_isa(runners[-1], options.isa)
         report["engines"] = {runner.engine: runner.description for runner in runners}
-    print(table(samples, OURS, REFERENCE))
+        samples, busy = measure(runners, cases, options.repeats)
     report |= {"cases": cases, "busy_cores": busy, "samples": samples, "summary": as_dicts(samples)}
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    write(report, table(samples, OURS), options)
     if warning := warn_if_busy(max(busy)):
         say(warning)
 
@@ -61,12 +70,37 @@ def read_options() -> argparse.Namespace:
         metavar="[ENGINE=]PATH",
         help="Python of the environment the peers are installed in, or of one of them (default: this one)",
     )
-    parser.add_argument("--cases", default=CASES, help="decode-BATCH and prefill-TOKENS (default: %(default)s)")
-    parser.add_argument("--prompt-tokens", type=int, default=128, help="of each prompt of the decode cases (default: 128)")
-    parser.add_argument("--output-tokens", type=int, default=128, help="for each prompt of the decode cases (default: 128)")
+    parser.add_argument(
+        "--setting",
+        action="append",
+        default=[],
+        metavar="ENGINE:NAME=VALUE",
+        help="a setting of an engine by its own name; VALUE is JSON or a plain word",
+    )
+    parser.add_argument("--isa", choices=["avx2"], help="hold every engine to these instructions (see README.md)")
+    parser.add_argument("--hidden", type=Path, metavar="FOLDER", help="what hide_avx512/prepare.py made, for --isa avx2")
+    parser.add_argument(
+        "--cases",
+        default=CASES,
+        help="decode-BATCH, prefill-TOKENS, long-BATCH, offline-REQUESTS (default: %(default)s)",
+    )
+    usual = Sizes()
+    parser.add_argument("--prompt-tokens", type=int, default=usual.prompt, help="of each prompt of decode (default: 128)")
+    parser.add_argument("--output-tokens", type=int, default=usual.output, help="for each prompt of decode (default: 128)")
+    parser.add_argument("--long-prompt-tokens", type=int, default=usual.long_prompt, help="default: %(default)s")
+    parser.add_argument("--long-output-tokens", type=int, default=usual.long_output, help="default: %(default)s")
+    parser.add_argument(
+        "--offline-tokens",
+        type=int,
+        nargs=2,
+        default=usual.offline,
+        metavar=("LEAST", "MOST"),
+        help="lengths in and out of offline requests (default: 100 1024)",
+    )
     parser.add_argument("--repeats", type=int, default=5, help="rounds through all cases and engines (default: 5)")
     parser.add_argument("--threads", type=int, default=2, help="of each engine (default: 2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to FILE too")
     parser.add_argument("--log", type=Path, metavar="FILE", help="append what the engines print to FILE")
     options = parser.parse_args()
     unknown = [engine for engine in options.engines.split(",") if engine not in ENGINES]
@@ -74,18 +108,23 @@ def read_options() -> argparse.Namespace:
         parser.error(f"--engines takes {', '.join(ENGINES)}, got {', '.join(unknown)}")
     if options.output_tokens < 2:
         parser.error(f"--output-tokens must be at least 2, got {options.output_tokens}")
+    if options.long_output_tokens < 2:
+        parser.error(f"--long-output-tokens must be at least 2, got {options.long_output_tokens}")
+    if options.isa and "openvino" in options.engines and options.hidden is None:
+        parser.error("--isa with openvino needs --hidden")
+    options.sizes = Sizes(
+        options.prompt_tokens,
+        options.output_tokens,
+        options.long_prompt_tokens,
+        options.long_output_tokens,
+        tuple(options.offline_tokens),
+    )
     return options
 
 
-def read_case(name: str, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
-    """`decode-BATCH` or `prefill-TOKENS` as the fields of a run request."""
-    match = re.fullmatch(r"(decode|prefill)-([1-9]\d*)", name)
-    if match is None:
-        raise SystemExit(f"--cases takes decode-BATCH and prefill-TOKENS, got {name!r}")
-    kind, number = match[1], int(match[2])
-    if kind == "prefill":
-        return {"kind": kind, "batch": 1, "prompt_tokens": number, "output_tokens": 1}
-    return {"kind": kind, "batch": number, "prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+def start(engine: str, options: argparse.Namespace) -> RunnerProcess:
+    environment = isa_environment(engine, options.hidden) if options.isa else {}
+    return RunnerProcess(engine, python_of(engine, options.peer_python), options.log, environment)
 
 
 def python_of(engine: str, choices: Sequence[str]) -> str:
@@ -96,9 +135,48 @@ def python_of(engine: str, choices: Sequence[str]) -> str:
     return str(named.get(engine, otherwise))
 
 
+def settings_of(engine: str, choices: Sequence[str]) -> dict[str, Any]:
+    """`engine:name=value` as one engine's settings."""
+    settings = {}
+    for choice in choices:
+        target, _, assignment = choice.partition(":")
+        name, separator, value = assignment.partition("=")
+        if target not in ENGINES or not separator:
+            raise SystemExit(f"--setting takes ENGINE:NAME=VALUE, got {choice!r}")
+        if target == engine:
+            settings[name] = _value(value)
+    return settings
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def isa_environment(engine: str, hidden: Path | None) -> dict[str, str]:
+    """What holds an engine to AVX2. llama.cpp has to be built for it; see README.md."""
+    if engine == OURS:
+        return {"TRIVIUM_ISA": "avx2"}
+    if engine == "openvino" and hidden is not None:
+        folder = hidden.resolve()
+        return {"LD_PRELOAD": str(folder / "hide_avx512.so"), "PYTHONPATH": str(folder / "packages")}
+    if engine == "transformers":
+        return {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+    return {}
+
+
+def require_isa(runner: RunnerProcess, isa: str | None) -> None:
+    """Stop if an engine says that it uses more than it may. OpenVINO's half formats mean AVX-512."""
+    words = str(runner.description["details"]).upper()
+    if isa and ("AVX512" in words or (runner.engine == "openvino" and "BF16" in words)):
+        raise SystemExit(f"{runner.engine} is not held to {isa}: {runner.description['details']}")
+
+
 def model_path(model: str | None) -> str:
     if model is not None:
-        return model
+        return os.path.abspath(model)
     from trivium.models.catalogue import resolve_model
 
     return str(resolve_model("smollm2"))
@@ -106,7 +184,8 @@ def model_path(model: str | None) -> str:
 
 def measure(runners: list[RunnerProcess], cases: dict[str, dict[str, Any]], repeats: int) -> tuple[Samples, list[float]]:
     """All rates, and the cores that other processes used before each round."""
-    samples: Samples = {case: {runner.engine: [] for runner in runners} for case in cases}
+    names = [row for name, case in cases.items() for row in rows(name, case).values()]
+    samples: Samples = {row: {runner.engine: [] for runner in runners} for row in names}
     busy = []
     for turn in range(repeats):
         busy.append(busy_cores())
@@ -114,19 +193,29 @@ def measure(runners: list[RunnerProcess], cases: dict[str, dict[str, Any]], repe
         first = turn % len(runners)  # so that no engine always has the same place
         for name, case in cases.items():
             for runner in runners[first:] + runners[:first]:
-                rate = run_once(runner, {**case, "seed": turn})
-                samples[name][runner.engine].append(rate)
-                say(f"  {name:12} {runner.engine:14} {'failed' if rate is None else f'{rate:9.1f} tokens/s'}")
+                rates = run_once(runner, {**case, "seed": turn})
+                for phase, row in rows(name, case).items():
+                    rate = rates.get(phase)
+                    samples[row][runner.engine].append(rate)
+                    say(f"  {row:16} {runner.engine:14} {'failed' if rate is None else f'{rate:9.1f} tokens/s'}")
     return samples, busy
 
 
-def run_once(runner: RunnerProcess, case: dict[str, Any]) -> float | None:
-    """A rate, or None with a word on stderr: a long measurement should survive one engine's fault."""
+def run_once(runner: RunnerProcess, case: dict[str, Any]) -> dict[str, float]:
+    """Its rates, or none with a word on stderr: a long measurement should survive one engine's fault."""
     try:
         return runner.run(**case)
     except RunnerError as error:
         say(str(error))
-        return None
+        return {}
+
+
+def write(report: dict[str, Any], text: str, options: argparse.Namespace) -> None:
+    print(text)
+    if options.json is not None:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.markdown is not None:
+        options.markdown.write_text(text + "\n")
 
 
 def as_dicts(samples: Samples) -> dict[str, Any]:

@@ -54,14 +54,15 @@ def summarize(samples: Samples, ours: str) -> dict[str, CaseSummary]:
     return {case: _summarize_case(rates, ours) for case, rates in samples.items()}
 
 
-def table(samples: Samples, ours: str, reference: str) -> str:
-    """A Markdown table with a row per case: the engines' rates, ours over the best peer's, ours over `reference`'s."""
+def table(samples: Samples, ours: str) -> str:
+    """A Markdown table with a row per case: the engines' rates, ours over the best peer's, ours over each peer's."""
     engines = list(dict.fromkeys(engine for rates in samples.values() for engine in rates))
-    rows = [["case", *engines, f"{ours} / best peer", f"{ours} / {reference}"]]
+    peers = [engine for engine in engines if engine != ours]
+    rows = [["case", *engines, f"{ours} / best peer", *(f"{ours} / {peer}" for peer in peers)]]
     for case, summary in summarize(samples, ours).items():
         best = "-" if summary.best_peer is None else f"{_number(summary.ratios.get(summary.best_peer))} ({summary.best_peer})"
         rates = [str(summary.rates.get(engine, "failed")) for engine in engines]
-        rows.append([case, *rates, best, _number(summary.ratios.get(reference))])
+        rows.append([case, *rates, best, *(_number(summary.ratios.get(peer)) for peer in peers)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +18,7 @@ ENGINES = {
     "llama.cpp": "llama_cpp_runner.py",
     "openvino": "openvino_runner.py",
     "transformers": "transformers_runner.py",
+    "vllm": "vllm_runner.py",
 }
 
 _EXIT_SECONDS = 30
@@ -28,8 +31,11 @@ class RunnerError(RuntimeError):
 class RunnerProcess:
     """One engine in a process of its own. Between requests the process is stopped, so that idle threads cannot spin."""
 
-    def __init__(self, engine: str, python: str, log: Path | None = None) -> None:
-        """`python` runs the engine's runner; what it prints goes to the file `log`, or nowhere."""
+    def __init__(self, engine: str, python: str, log: Path | None = None, environment: Mapping[str, str] | None = None) -> None:
+        """`python` runs the engine's runner; what it prints goes to the file `log`, or nowhere.
+
+        `environment` is added to this process's own.
+        """
         self.engine = engine
         self.description: dict[str, Any] = {}
         with open(log or "/dev/null", "ab") as stderr:
@@ -39,15 +45,17 @@ class RunnerProcess:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
+                env={**os.environ, **(environment or {})},
             )
 
     def load(self, **job: Any) -> None:
         """Load a model; `description` then has version, details and load seconds. Raises `RunnerError`."""
         self.description = self._ask({"command": "load", **job})
 
-    def run(self, **case: Any) -> float:
-        """Tokens per second of a case. Raises `RunnerError`."""
-        return float(self._ask({"command": "run", **case})["tokens_per_second"])
+    def run(self, **case: Any) -> dict[str, float]:
+        """The rates of a case in tokens per second. Raises `RunnerError`."""
+        rates: dict[str, float] = self._ask({"command": "run", **case})["rates"]
+        return rates
 
     def close(self) -> None:
         """Have the process end, by force if it does not."""
