@@ -1,9 +1,10 @@
-"""How soon a frame of the unit door is at its client, counted from the token that fills it.
+"""How soon the first frame of an answer of the unit door leaves, and is at its client, counted from the token that fills it.
 
     python benchmarks/unit_latency.py
 
 The server runs in this process, the client in another; both read the same clock. A frame's time is the end of the step that
-gave its last token, by the engine's own account, and its arrival that of the client's read.
+gave its last token, by the engine's own account. It has left when the system has taken it, and arrived when the client has
+read it: on a machine whose cores all decode, the system lets a client of the same machine wait for one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import json
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 
 from machine import busy_cores, warn_if_busy
@@ -22,6 +24,7 @@ from trivium.config import EngineConfig
 from trivium.doors.dispatcher import Dispatcher, DispatchObserver
 from trivium.doors.unit.config import UnitConfig
 from trivium.doors.unit.server import UnitServer
+from trivium.doors.unit.tcp import TcpConnection
 from trivium.engine.native_engine import NativeEngine
 from trivium.engine.outputs import OutputDelta
 
@@ -47,10 +50,11 @@ for i in range(count):
 
 
 class FirstFrames(DispatchObserver):
-    """When the token came that filled the first frame of each answer: a frame is a delta."""
+    """When the token came that filled the first frame of each answer, and when that left. A frame is a delta; one client."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
+        self.departures: list[float] = []
         self._seen: set[str] = set()
 
     def delivered(self, outputs: Sequence[OutputDelta]) -> None:
@@ -59,11 +63,23 @@ class FirstFrames(DispatchObserver):
                 self._seen.add(delta.request_id)
                 self.times.append(delta.time)
 
+    def watch(self) -> None:
+        """Have connections tell when they have sent: what follows a first delta is its frame."""
+        send = TcpConnection.send
 
-async def measure(engine: NativeEngine, answers: int) -> list[float]:
-    """Milliseconds from token to arrival, per answer."""
+        def watched(connection: TcpConnection, frame: bytes, *, apart: bool = False) -> None:
+            send(connection, frame, apart=apart)
+            if len(self.departures) < len(self.times):
+                self.departures.append(time.monotonic())
+
+        TcpConnection.send = watched  # type: ignore[method-assign]
+
+
+async def measure(engine: NativeEngine, answers: int) -> tuple[list[float], list[float]]:
+    """Milliseconds from token to departure, and to arrival, per answer."""
     config = UnitConfig(unit_port=0)
     observer = FirstFrames()
+    observer.watch()
     server = UnitServer(config, Dispatcher(engine, observer))
     await server.start()
     client = await asyncio.create_subprocess_exec(
@@ -72,23 +88,33 @@ async def measure(engine: NativeEngine, answers: int) -> list[float]:
     output, _ = await client.communicate()
     await server.stop(1.0)
     arrivals = [float(line) for line in output.split()]
-    return [1000 * (arrival - token) for token, arrival in zip(observer.times, arrivals, strict=True)]
+    return since(observer.times, observer.departures), since(observer.times, arrivals)
+
+
+def since(starts: list[float], ends: list[float]) -> list[float]:
+    return [1000 * (end - start) for start, end in zip(starts, ends, strict=True)]
+
+
+def summary(latencies: list[float]) -> dict[str, float]:
+    ordered = sorted(latencies)
+    return {
+        "median_ms": round(statistics.median(ordered), 3),
+        "p99_ms": round(ordered[-(-99 * len(ordered) // 100) - 1], 3),
+        "worst_ms": round(ordered[-1], 3),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="GGUF file (default: the catalogue's smollm2)")
-    parser.add_argument("--answers", type=int, default=50, help="default: 50")
+    parser.add_argument("--answers", type=int, default=200, help="default: 200")
     options = parser.parse_args()
     if warning := warn_if_busy(busy_cores()):
         print(warning, file=sys.stderr)
     sys.setswitchinterval(0.0002)  # as `trivium serve` has it
     with NativeEngine.load(EngineConfig(model=model_path(options.model), max_num_seqs=8)) as engine:
-        latencies = sorted(asyncio.run(measure(engine, options.answers)))
-    worst = latencies[-(-99 * len(latencies) // 100) - 1]
-    print(
-        json.dumps({"answers": len(latencies), "median_ms": round(statistics.median(latencies), 3), "p99_ms": round(worst, 3)})
-    )
+        left, arrived = asyncio.run(measure(engine, options.answers))
+    print(json.dumps({"answers": len(left), "left": summary(left), "arrived": summary(arrived)}))
 
 
 if __name__ == "__main__":

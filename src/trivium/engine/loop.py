@@ -62,6 +62,7 @@ class EngineLoop:
         self._chunks: list[Chunk] = []  # of the step in progress: what a fault ends
         self.inbox = Inbox(max_waiting, self._scheduler.blocks.num_blocks)
         self.last_step_time = time.monotonic()
+        self._num_steps = 0
         self._thread = threading.Thread(target=self._run, name="trivium-engine", daemon=True)
         _loops.add(self)
         self._thread.start()
@@ -130,6 +131,7 @@ class EngineLoop:
             start = time.monotonic()
             result = self._batch.run(self._native, plan.chunks)
             self.last_step_time = time.monotonic()
+            self._num_steps += 1
             self._pace.record(plan, self.last_step_time - start)
             self._accept(plan, result, self.last_step_time)
 
@@ -260,7 +262,7 @@ class EngineLoop:
         """Put a delta into the outbox, unless it waits for more; the last one lets the sample go."""
         active = sample.active
         if active.request.delta_tokens > 1:
-            delta = gather(sample, delta)
+            delta = gather(sample, delta, self._num_steps)
         if sample.held is None:
             self._outbox.add(active.sink, delta)
         if delta.finish_reason is None:

@@ -66,8 +66,11 @@ def collect_prompt_logprobs(sample: Sample, rows: list[LogprobRow]) -> None:
             found.append(_logprobs(sample.tokens[len(found)], row))
 
 
-def gather(sample: Sample, delta: OutputDelta) -> OutputDelta:
-    """Join a delta to the one that the sample holds; it goes on holding what has too few tokens, or no text yet."""
+def gather(sample: Sample, delta: OutputDelta, turn: int) -> OutputDelta:
+    """Join a delta to the one that the sample holds; it goes on holding what has too few tokens, or no text yet.
+
+    The first is given out at once, later ones in every n-th turn of the engine: so doors are woken for all samples together.
+    """
     held = sample.held
     if held is not None:
         held.token_ids += delta.token_ids
@@ -76,8 +79,13 @@ def gather(sample: Sample, delta: OutputDelta) -> OutputDelta:
         held.finish_reason, held.stop_reason, held.error = delta.finish_reason, delta.stop_reason, delta.error
         held.time = delta.time
         delta = held
-    full = len(delta.token_ids) >= sample.request.delta_tokens and delta.text
-    sample.held = None if full or delta.finish_reason is not None else delta
+    count = sample.request.delta_tokens
+    full = len(delta.token_ids) >= count and delta.text and (sample.num_gathered == 0 or turn % count == 0)
+    if full or delta.finish_reason is not None:
+        sample.held = None
+        sample.num_gathered += 1
+    else:
+        sample.held = delta
     return delta
 
 

@@ -38,7 +38,8 @@ class GenerationRequest:
     (time.monotonic clock) to the end of the answer. `n` samples share one prefill and end separately, each as its own `index`.
     `cache_salt` separates the prefix caches of tenants. `thinking` tells whether the prompt ends inside an open thought.
     `position_ids`, when given, is int32 [3, len(prompt)]. `delta_tokens`: a delta that is not the last has at least so many
-    tokens, and some text if it is more than one; a door that gathers tokens anyway is woken the less.
+    tokens, and some text if it is more than one; a door that gathers tokens anyway is woken the less. But for the first
+    of a sample, which comes as soon as it can, they come together with those of other samples.
     """
 
     request_id: str

@@ -43,6 +43,7 @@ class Sample(Sequence):
     num_shown: int = 0
     prompt_rows: list[TokenLogprobs | None] | None = None
     held: OutputDelta | None = None
+    num_gathered: int = 0  # deltas given out, if they are gathered
     mask_row: int = -1  # of the step being built
 
     @property
