@@ -25,6 +25,9 @@ def test_plan_is_what_loading_takes(folder, quantization):
     native = load_decoder(folder, config).native
     assert facts.block_bytes == native.block_bytes(config.block_size, "float16")
     assert facts.weight_bytes == pytest.approx(native.weight_bytes, rel=0.1)
+    for dtype in ("float32", "int8"):
+        facts = read_facts(folder, EngineConfig(quantization=quantization, kv_cache_dtype=dtype), 10**9)
+        assert facts.block_bytes == native.block_bytes(config.block_size, dtype)
 
 
 def test_plan_of_the_real_model(smollm2):

@@ -80,7 +80,14 @@ def test_configured_context_is_longer_than_the_model_allows():
         ({"activation_dtype": "float32"}, "float32"),
         ({"activation_dtype": "float32", "kv_cache_dtype": "float16"}, "float16"),
         ({"kv_cache_dtype": "float32"}, "float32"),
+        ({"kv_cache_dtype": "int8"}, "int8"),
+        ({"activation_dtype": "float32", "kv_cache_dtype": "int8"}, "int8"),
     ],
 )
 def test_cache_type(options, dtype):
     assert kv_cache_dtype(EngineConfig(**options)) == dtype
+
+
+def test_unknown_cache_type():
+    with pytest.raises(ConfigError, match="kv_cache_dtype must be 'auto' or 'float16' or 'float32' or 'int8', got 'int4'"):
+        EngineConfig(kv_cache_dtype="int4")

@@ -36,15 +36,17 @@ class Tiny:
     quantization: str | None = None
     activation_dtype: str = "auto"
     heat: float = 1.0
+    kv_cache_dtype: str = "auto"
 
     def __str__(self) -> str:
-        return "-".join(filter(None, (self.name, self.quantization, self.activation_dtype)))
+        return "-".join(filter(None, (self.name, self.quantization, self.activation_dtype, self.kv_cache_dtype)))
 
 
 LLAMA = Tiny("llama", quantization="wint4")
 SLIDING = Tiny("mistral", hidden_size=72)
 EXPERTS = Tiny("qwen3_moe", quantization="wint8", heat=4.0)
-MODELS = [LLAMA, SLIDING, EXPERTS]
+INT8_CACHE = Tiny("mistral", hidden_size=72, quantization="wint4", kv_cache_dtype="int8")
+MODELS = [LLAMA, SLIDING, EXPERTS, INT8_CACHE]
 
 
 @contextmanager
@@ -53,6 +55,7 @@ def tiny_engine(model: Tiny, propose=None, num_kv_blocks=200, **options) -> Iter
     config = EngineConfig(
         quantization=model.quantization,
         activation_dtype=model.activation_dtype,
+        kv_cache_dtype=model.kv_cache_dtype,
         **{"block_size": 16, "max_num_seqs": 16, **options},
     )
     decoder = load_decoder(GOLDEN / model.name, config)

@@ -23,7 +23,10 @@ VARIANTS = {
     "experts": MOE,
     "wide-blocks": {"block_size": 64},
     "interleaved": {"rope_interleaved": True},
+    "int8-cache": {"kv": "int8", "block_size": 32},
+    "int8-cache-window": {"kv": "int8", "windows": [20, 140]},
 }
+every_cache = pytest.mark.parametrize("kv", ["float16", "float32", "int8"])
 
 
 @pytest.fixture(params=VARIANTS, ids=str)
@@ -69,15 +72,17 @@ def test_threads_do_not_change_bits(model):
     assert np.array_equal(results[0], results[2])
 
 
-def test_block_size_does_not_change_bits():
-    expected = logits_alone(tiny_model(block_size=16), PROMPT[:250])
+@every_cache
+def test_block_size_does_not_change_bits(kv):
+    expected = logits_alone(tiny_model(kv=kv, block_size=16), PROMPT[:250])
     for block_size in (32, 48, 64, 256):
-        assert np.array_equal(logits_alone(tiny_model(block_size=block_size), PROMPT[:250]), expected)
+        assert np.array_equal(logits_alone(tiny_model(kv=kv, block_size=block_size), PROMPT[:250]), expected)
 
 
-def test_split_attention_of_a_long_context_equals_the_whole():
+@every_cache
+def test_split_attention_of_a_long_context_equals_the_whole(kv):
     """Few sequences split their key tiles over tasks; many do not: the same bits."""
-    model = tiny_model(blocks=400)
+    model = tiny_model(kv=kv, blocks=400)
     expected = logits_alone(model, PROMPT)
     run(model, [Row(PROMPT, 0, 299, list(range(100, 119)))])
     rows = [Row(PROMPT, 299, 300, list(range(100, 119)), greedy())]
@@ -90,9 +95,9 @@ def test_split_attention_of_a_long_context_equals_the_whole():
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(1, 180), min_size=1, max_size=4), st.integers(0, 2**32))
-def test_any_schedule_gives_the_same_bits(lengths, seed):
-    model, rng = tiny_model(blocks=64), np.random.default_rng(seed)
+@given(st.lists(st.integers(1, 180), min_size=1, max_size=4), st.integers(0, 2**32), st.sampled_from(["float16", "int8"]))
+def test_any_schedule_gives_the_same_bits(lengths, seed, kv):
+    model, rng = tiny_model(kv=kv, blocks=64), np.random.default_rng(seed)
     expected = [logits_alone(model, PROMPT[k : k + n]) for k, n in enumerate(lengths)]
     done, final = [0] * len(lengths), [None] * len(lengths)
     while done != lengths:
@@ -154,8 +159,9 @@ def test_a_rejected_draft_cannot_end_its_sequence():
         assert result.tokens[0] == accepted
 
 
-def test_copied_blocks_continue_alike():
-    model = tiny_model()
+@every_cache
+def test_copied_blocks_continue_alike(kv):
+    model = tiny_model(kv=kv)
     expected = logits_alone(model, PROMPT[:41])
     run(model, [Row(PROMPT, 0, 40, [30, 31, 32])])
     model.copy_blocks([(32, 40)])
@@ -224,9 +230,11 @@ def test_prompt_logprobs_are_those_of_the_whole_prompt():
         assert list(ids) == list(np.argsort(-logits[i], kind="stable")[:2])
 
 
-def test_a_fault_of_one_sequence_does_not_reach_the_next_user_of_its_blocks():
-    model = tiny_model()
-    bad = np.full((1, 96), np.nan, np.float32)
+@every_cache
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_fault_of_one_sequence_does_not_reach_the_next_user_of_its_blocks(kv, value):
+    model = tiny_model(kv=kv)
+    bad = np.full((1, 96), value, np.float32)
     result = run(model, [Row(PROMPT, 0, 30, [0, 1], greedy())], embeddings=bad, embedding_rows=np.array([3], np.int32))
     assert result.tokens == [[-1]]
     chunk = [Row(PROMPT, 0, 20, [2, 3]), Row(PROMPT, 0, 5, [4], greedy())]
@@ -234,7 +242,7 @@ def test_a_fault_of_one_sequence_does_not_reach_the_next_user_of_its_blocks():
     assert result.tokens[0] == [-1]
     assert result.tokens[1][0] >= 0
     assert np.array_equal(
-        last_logits(run(model, [Row(PROMPT, 0, 5, [0], greedy())]), 0), logits_alone(tiny_model(), PROMPT[:5])
+        last_logits(run(model, [Row(PROMPT, 0, 5, [0], greedy())]), 0), logits_alone(tiny_model(kv=kv), PROMPT[:5])
     )
 
 
@@ -266,6 +274,13 @@ def test_inconsistent_input_is_refused(change, message):
     }
     with pytest.raises(ValueError, match=message):
         tiny_model().step(**(good | change))
+
+
+def test_an_unknown_cache_type_is_refused():
+    model = tiny_model()
+    for method, arguments in ((model.block_bytes, (16, "int4")), (model.allocate_cache, (4, 16, "int4"))):
+        with pytest.raises(ValueError, match="kv_dtype must be float16, float32 or int8, got 'int4'"):
+            method(*arguments)
 
 
 def test_missing_and_misshapen_weights_are_named():

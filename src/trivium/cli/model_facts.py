@@ -136,8 +136,9 @@ def _packed_bytes(tensor: Tensor, spec: DecoderSpec, config: EngineConfig) -> in
 
 def _block_bytes(spec: DecoderSpec, config: EngineConfig) -> int:
     """Keys and values of one block over all layers; heads are padded to 16 elements (native/kv_cache.h)."""
-    element = 4 if kv_cache_dtype(config) == "float32" else 2
-    return 2 * spec.num_layers * spec.num_kv_heads * _round_up(spec.head_dim, 16) * config.block_size * element
+    elements = _round_up(spec.head_dim, 16)
+    head_bytes = {"float16": 2 * elements, "float32": 4 * elements, "int8": elements + 4}[kv_cache_dtype(config)]
+    return 2 * spec.num_layers * spec.num_kv_heads * config.block_size * head_bytes
 
 
 def _round_up(value: int, multiple: int) -> int:

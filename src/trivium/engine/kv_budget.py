@@ -28,7 +28,7 @@ class KvBudget:
         return self.num_blocks * self.block_bytes
 
 
-def kv_cache_dtype(config: EngineConfig) -> Literal["float16", "float32"]:
+def kv_cache_dtype(config: EngineConfig) -> Literal["float16", "float32", "int8"]:
     """The element type of the cache: what is configured, else float16, or float32 where everything else is."""
     if config.kv_cache_dtype != "auto":
         return config.kv_cache_dtype

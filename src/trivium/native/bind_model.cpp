@@ -58,10 +58,11 @@ Activation to_activation(const std::string& name) {
   fail("activation must be int8, int16 or float32, got '" + name + "'");
 }
 
-bool to_float32(const std::string& kv_dtype) {
-  if (kv_dtype == "float16") return false;
-  if (kv_dtype == "float32") return true;
-  fail("kv_dtype must be float16 or float32, got '" + kv_dtype + "'");
+KvType to_kv_type(const std::string& name) {
+  if (name == "float16") return KvType::kFloat16;
+  if (name == "float32") return KvType::kFloat32;
+  if (name == "int8") return KvType::kInt8;
+  fail("kv_dtype must be float16, float32 or int8, got '" + name + "'");
 }
 
 std::shared_ptr<Matrix> make_matrix(int32_t rows, int32_t cols, const std::vector<std::tuple<int, Array<uint8_t, 1>>>& sources,
@@ -148,7 +149,7 @@ class Runner {
   Model& model() { return model_; }
 
   void allocate(int num_blocks, int block_size, const std::string& kv_dtype) {
-    auto cache = std::make_unique<KvCache>(model_.config, num_blocks, block_size, to_float32(kv_dtype));
+    auto cache = std::make_unique<KvCache>(model_.config, num_blocks, block_size, to_kv_type(kv_dtype));
     auto stepper = std::make_unique<Stepper>(model_, *cache);
     stepper_ = std::move(stepper);  // before the cache it stands on
     cache_ = std::move(cache);
@@ -334,7 +335,7 @@ void bind_model(nb::module_& m) {
       .def("finish", [](Runner& self) { self.model().finish(); })
       .def_prop_ro("weight_bytes", [](Runner& self) { return self.model().weight_bytes(); })
       .def("block_bytes",
-           [](Runner& self, int block_size, const std::string& kv) { return KvCache::block_bytes(self.model().config, block_size, to_float32(kv)); },
+           [](Runner& self, int block_size, const std::string& kv) { return KvCache::block_bytes(self.model().config, block_size, to_kv_type(kv)); },
            "block_size"_a, "kv_dtype"_a)
       .def("allocate_cache", &Runner::allocate, "num_blocks"_a, "block_size"_a, "kv_dtype"_a)
       .def("copy_blocks", [](Runner& self, const std::vector<std::pair<int, int>>& pairs) { self.cache().copy_blocks(pairs); }, "pairs"_a)

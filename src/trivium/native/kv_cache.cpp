@@ -10,8 +10,19 @@ namespace trivium {
 
 namespace {
 
-int64_t block_elements(const ModelConfig& config, int block_size) {
-  return int64_t{2} * config.num_kv_heads * block_size * config.head_dim_padded();
+// One key, or value, of one head.
+int64_t position_bytes(const ModelConfig& config, KvType type) {
+  const int64_t head_dim = config.head_dim_padded();
+  switch (type) {
+    case KvType::kFloat16: return head_dim * 2;
+    case KvType::kFloat32: return head_dim * 4;
+    case KvType::kInt8: break;
+  }
+  return head_dim + static_cast<int64_t>(sizeof(float));
+}
+
+int64_t block_bytes_of_layer(const ModelConfig& config, int block_size, KvType type) {
+  return int64_t{2} * config.num_kv_heads * block_size * position_bytes(config, type);
 }
 
 // Finite, so that a fault of one request stays in it.
@@ -22,61 +33,69 @@ void store_f32(float* out, const float* x, int n, int64_t stride) {
 
 }  // namespace
 
-size_t KvCache::block_bytes(const ModelConfig& config, int block_size, bool float32) {
-  return static_cast<size_t>(block_elements(config, block_size)) * static_cast<size_t>(config.num_layers) * (float32 ? 4 : 2);
+size_t KvCache::block_bytes(const ModelConfig& config, int block_size, KvType type) {
+  return static_cast<size_t>(block_bytes_of_layer(config, block_size, type)) * static_cast<size_t>(config.num_layers);
 }
 
-KvCache::KvCache(const ModelConfig& config, int num_blocks, int block_size, bool float32)
+KvCache::KvCache(const ModelConfig& config, int num_blocks, int block_size, KvType type)
     : num_layers_(config.num_layers),
       num_kv_heads_(config.num_kv_heads),
       head_dim_(config.head_dim),
       head_dim_padded_(config.head_dim_padded()),
       num_blocks_(num_blocks),
       block_size_(block_size),
-      float32_(float32),
-      block_stride_(block_elements(config, block_size)) {
+      type_(type),
+      position_bytes_(position_bytes(config, type)),
+      block_stride_(block_bytes_of_layer(config, block_size, type)) {
   if (num_blocks < 1) throw std::invalid_argument("the KV cache needs at least one block");
   if (block_size < kSubtile || block_size % kSubtile != 0) throw std::invalid_argument("block_size must be a multiple of 16");
-  memory_ = map_memory(block_bytes(config, block_size, float32) * static_cast<size_t>(num_blocks));
+  memory_ = map_memory(block_bytes(config, block_size, type) * static_cast<size_t>(num_blocks));
 }
 
-uint8_t* KvCache::layer_base(int layer) const {
-  return memory_.get() + static_cast<int64_t>(layer) * num_blocks_ * block_stride_ * (float32_ ? 4 : 2);
-}
+uint8_t* KvCache::layer_base(int layer) const { return memory_.get() + static_cast<int64_t>(layer) * num_blocks_ * block_stride_; }
 
 void KvCache::copy_blocks(const std::vector<std::pair<int, int>>& pairs) {
-  const int64_t bytes = block_stride_ * (float32_ ? 4 : 2);
   for (const auto& [from, to] : pairs) {
     if (from < 0 || from >= num_blocks_ || to < 0 || to >= num_blocks_) throw std::invalid_argument("no such KV block");
     for (int layer = 0; layer < num_layers_; layer++) {
-      std::memcpy(layer_base(layer) + to * bytes, layer_base(layer) + from * bytes, static_cast<size_t>(bytes));
+      uint8_t* base = layer_base(layer);
+      std::memcpy(base + to * block_stride_, base + from * block_stride_, static_cast<size_t>(block_stride_));
     }
   }
 }
 
 void KvCache::write(int layer, int block, int slot, int head, const float* key, const float* value) {
-  const int64_t head_elements = static_cast<int64_t>(block_size_) * head_dim_padded_;
-  const int64_t start = block * block_stride_ + head * head_elements;
-  const int64_t k = start + static_cast<int64_t>(slot / kSubtile) * kSubtile * head_dim_padded_ + slot % kSubtile;
-  const int64_t v = start + num_kv_heads_ * head_elements + static_cast<int64_t>(slot) * head_dim_padded_;
-  if (float32_) {
-    float* base = reinterpret_cast<float*>(layer_base(layer));
-    store_f32(base + k, key, head_dim_, kSubtile);
-    store_f32(base + v, value, head_dim_, 1);
-  } else {
-    uint16_t* base = reinterpret_cast<uint16_t*>(layer_base(layer));
-    kernels().store_f16(base + k, key, head_dim_, kSubtile);
-    kernels().store_f16(base + v, value, head_dim_, 1);
+  const int within = slot % kSubtile;
+  uint8_t* k = layer_base(layer) + block * block_stride_ + head * head_bytes() + (slot - within) * position_bytes_;
+  uint8_t* v = k + num_kv_heads_ * head_bytes();
+  switch (type_) {
+    case KvType::kFloat16:
+      kernels().store_f16(reinterpret_cast<uint16_t*>(k) + within, key, head_dim_, kSubtile);
+      kernels().store_f16(reinterpret_cast<uint16_t*>(v) + within * head_dim_padded_, value, head_dim_, 1);
+      break;
+    case KvType::kFloat32:
+      store_f32(reinterpret_cast<float*>(k) + within, key, head_dim_, kSubtile);
+      store_f32(reinterpret_cast<float*>(v) + within * head_dim_padded_, value, head_dim_, 1);
+      break;
+    case KvType::kInt8: {
+      const int64_t codes = static_cast<int64_t>(kSubtile) * head_dim_padded_;
+      float* k_scales = reinterpret_cast<float*>(k + codes);
+      float* v_scales = reinterpret_cast<float*>(v + codes);
+      const int64_t pair = within - within % 2;
+      k_scales[within] = kernels().store_key_i8(reinterpret_cast<int8_t*>(k) + 2 * within, key, head_dim_);
+      v_scales[within] = kernels().store_value_i8(reinterpret_cast<int8_t*>(v) + pair * head_dim_padded_ + within % 2, value, head_dim_);
+      break;
+    }
   }
 }
 
 void KvCache::locate(int layer, int head, AttentionArgs* args) const {
-  const int64_t head_elements = static_cast<int64_t>(block_size_) * head_dim_padded_;
   args->cache = layer_base(layer);
   args->block_size = block_size_;
   args->block_stride = block_stride_;
-  args->k_offset = head * head_elements;
-  args->v_offset = (num_kv_heads_ + head) * head_elements;
+  args->k_offset = head * head_bytes();
+  args->v_offset = (num_kv_heads_ + head) * head_bytes();
+  args->subtile_bytes = kSubtile * position_bytes_;
   args->head_dim_padded = head_dim_padded_;
 }
 

@@ -1,7 +1,10 @@
 // The paged KV cache: physical blocks of `block_size` positions for every layer.
 //
-// A block of one layer holds, per KV head, the keys as [block_size / 16][head_dim][16], then, per KV head, the values as
-// [block_size][head_dim]; head_dim is padded to a multiple of 16 with zeros.
+// A block of one layer holds, per KV head, the keys of each 16 positions, then, per KV head, the values of each 16 positions.
+// 16 keys lie as [head_dim][16], 16 values as [16][head_dim]; head_dim is padded to a multiple of 16 with zeros.
+//
+// As int8 a key or value is head_dim codes and a scale: its largest magnitude / 127. 16 keys lie as [head_dim / 2][16][2] and 16
+// values as [8][head_dim][2], so that pairs which are multiplied and summed together are neighbours; the 16 scales (float32) follow.
 #pragma once
 
 #include <memory>
@@ -13,16 +16,18 @@
 
 namespace trivium {
 
+enum class KvType : uint8_t { kFloat16, kFloat32, kInt8 };
+
 class KvCache {
  public:
-  static size_t block_bytes(const ModelConfig& config, int block_size, bool float32);
+  static size_t block_bytes(const ModelConfig& config, int block_size, KvType type);
 
   // Zeroed memory, touched only as blocks come into use. Throws std::bad_alloc, std::invalid_argument.
-  KvCache(const ModelConfig& config, int num_blocks, int block_size, bool float32);
+  KvCache(const ModelConfig& config, int num_blocks, int block_size, KvType type);
 
   int num_blocks() const { return num_blocks_; }
   int block_size() const { return block_size_; }
-  bool float32() const { return float32_; }
+  KvType type() const { return type_; }
 
   void copy_blocks(const std::vector<std::pair<int, int>>& pairs);
 
@@ -34,10 +39,12 @@ class KvCache {
 
  private:
   uint8_t* layer_base(int layer) const;
+  int64_t head_bytes() const { return block_size_ * position_bytes_; }  // a head's keys in a block
 
   int num_layers_, num_kv_heads_, head_dim_, head_dim_padded_, num_blocks_, block_size_;
-  bool float32_;
-  int64_t block_stride_;  // elements
+  KvType type_;
+  int64_t position_bytes_;  // a key of one head
+  int64_t block_stride_;    // bytes, within a layer
   std::shared_ptr<uint8_t> memory_;
 };
 

@@ -74,7 +74,7 @@ void ModelConfig::check() const {
   require(num_layers > 0 && num_layers < 10000, "num_layers");
   require(num_heads > 0 && num_heads < 10000, "num_heads");
   require(num_kv_heads > 0 && num_heads % num_kv_heads == 0, "num_kv_heads");
-  require(head_dim > 0 && head_dim <= 4096, "head_dim");
+  require(head_dim > 0 && head_dim <= kMaxHeadDim, "head_dim");
   require(intermediate_size >= 0 && intermediate_size < kMax, "intermediate_size");
   require(norm_eps >= 0.0f && norm_eps < 1.0f, "norm_eps");
   require(std::isfinite(attention_scale), "attention_scale");

@@ -98,6 +98,8 @@ class Stepper {
   std::vector<float> x_;          // the residual stream [rows, hidden]
   std::vector<float> normed_, qkv_, attended_, inner_, gathered_, logits_;
   std::vector<float> cosines_, sines_;
+  std::vector<int16_t> q_codes_;  // queries for keys of int8 [rows, num_heads, head_dim_padded]
+  std::vector<float> q_scales_;   // [rows, num_heads]
   std::vector<int32_t> sequence_of_row_;
   Activations hidden_act_, attended_act_, inner_act_;
 

@@ -16,6 +16,8 @@ struct Item {
 // Queries of an item with the state of their softmax.
 struct Queries {
   std::vector<float> q, acc;
+  std::vector<int16_t> q_codes;
+  float q_scales[kMaxQueries];
   float max[kMaxQueries], sum[kMaxQueries];
   int32_t first_key[kMaxQueries], last_key[kMaxQueries];
 
@@ -31,6 +33,9 @@ struct Geometry {
   const ModelConfig& config;
   int window;
   int group;  // query heads per KV head
+  const float* qkv;
+  const int16_t* q_codes;  // for keys of int8
+  const float* q_scales;
 
   int position(int32_t s, int pair) const {
     const int rows = in.query_starts[s + 1] - in.query_starts[s];
@@ -51,32 +56,61 @@ struct Geometry {
     return found;
   }
 
-  const float* query(const float* qkv, const Item& item, int pair) const {
-    const int64_t row = in.query_starts[item.sequence] + pair / group;
-    return qkv + row * (config.q_size() + 2 * config.kv_size()) + (item.head * group + pair % group) * config.head_dim;
-  }
+  int64_t row(const Item& item, int pair) const { return in.query_starts[item.sequence] + pair / group; }
+  int head(const Item& item, int pair) const { return item.head * group + pair % group; }
 
   float* result(float* attended, const Item& item, int pair) const {
-    const int64_t row = in.query_starts[item.sequence] + pair / group;
-    return attended + row * config.q_size() + (item.head * group + pair % group) * config.head_dim;
+    return attended + row(item, pair) * config.q_size() + head(item, pair) * config.head_dim;
   }
 };
 
-void load_queries(const Geometry& g, const Item& item, const float* qkv, Queries* out) {
-  const int padded = g.config.head_dim_padded(), count = item.end - item.begin;
+void copy_floats(const Geometry& g, const Item& item, Queries* out) {
+  const int padded = g.config.head_dim_padded(), count = item.end - item.begin, width = g.config.q_size() + 2 * g.config.kv_size();
   out->q.assign(static_cast<size_t>(count) * padded, 0.0f);
   for (int i = 0; i < count; i++) {
-    std::copy_n(g.query(qkv, item, item.begin + i), g.config.head_dim, out->q.data() + static_cast<int64_t>(i) * padded);
+    const float* q = g.qkv + g.row(item, item.begin + i) * width + g.head(item, item.begin + i) * g.config.head_dim;
+    std::copy_n(q, g.config.head_dim, out->q.data() + static_cast<int64_t>(i) * padded);
+  }
+}
+
+void copy_codes(const Geometry& g, const Item& item, Queries* out) {
+  const int padded = g.config.head_dim_padded(), count = item.end - item.begin;
+  out->q_codes.resize(static_cast<size_t>(count) * padded);
+  for (int i = 0; i < count; i++) {
+    const int64_t at = g.row(item, item.begin + i) * g.config.num_heads + g.head(item, item.begin + i);
+    std::copy_n(g.q_codes + at * padded, padded, out->q_codes.data() + static_cast<int64_t>(i) * padded);
+    out->q_scales[i] = g.q_scales[at];
+  }
+}
+
+void load_queries(const Geometry& g, const Item& item, KvType type, Queries* out) {
+  const int count = item.end - item.begin;
+  if (type == KvType::kInt8) {
+    copy_codes(g, item, out);
+  } else {
+    copy_floats(g, item, out);
+  }
+  for (int i = 0; i < count; i++) {
     out->last_key[i] = g.position(item.sequence, item.begin + i);
     out->first_key[i] = g.first_key(out->last_key[i]);
   }
-  out->reset(count, padded);
+  out->reset(count, g.config.head_dim_padded());
+}
+
+void run_attention(const AttentionArgs& args, KvType type) {
+  switch (type) {
+    case KvType::kFloat16: return kernels().attention_f16(args);
+    case KvType::kFloat32: return kernels().attention_f32(args);
+    case KvType::kInt8: return kernels().attention_i8(args);
+  }
 }
 
 void attend_item(const Geometry& g, const Item& item, const KvCache& cache, int layer, Queries* queries) {
   AttentionArgs args{};
   cache.locate(layer, item.head, &args);
   args.q = queries->q.data();
+  args.q_codes = queries->q_codes.data();
+  args.q_scales = queries->q_scales;
   args.last_key = queries->last_key;
   args.first_key = queries->first_key;
   args.queries = item.end - item.begin;
@@ -86,7 +120,7 @@ void attend_item(const Geometry& g, const Item& item, const KvCache& cache, int 
   args.max = queries->max;
   args.sum = queries->sum;
   args.acc = queries->acc.data();
-  (cache.float32() ? kernels().attention_f32 : kernels().attention_f16)(args);
+  run_attention(args, cache.type());
 }
 
 void store_results(const Geometry& g, const Item& item, const Queries& queries, float* attended) {
@@ -100,7 +134,7 @@ void store_results(const Geometry& g, const Item& item, const Queries& queries, 
 
 // Few items but long contexts: every tile is a task of its own, and partial results are merged in the order in which a single
 // task would have merged them, to the same bits.
-void attend_split(const Geometry& g, const std::vector<Item>& items, const KvCache& cache, int layer, const float* qkv, float* attended) {
+void attend_split(const Geometry& g, const std::vector<Item>& items, const KvCache& cache, int layer, float* attended) {
   std::vector<Item> tiles;
   std::vector<size_t> starts;
   for (const Item& item : items) {
@@ -114,7 +148,7 @@ void attend_split(const Geometry& g, const std::vector<Item>& items, const KvCac
   starts.push_back(tiles.size());
   std::vector<Queries> partial(tiles.size());
   Pool::instance().run(static_cast<int>(tiles.size()), [&](int i) {
-    load_queries(g, tiles[i], qkv, &partial[i]);
+    load_queries(g, tiles[i], cache.type(), &partial[i]);
     attend_item(g, tiles[i], cache, layer, &partial[i]);
   });
   const int padded = g.config.head_dim_padded();
@@ -135,18 +169,19 @@ void attend_split(const Geometry& g, const std::vector<Item>& items, const KvCac
 }  // namespace
 
 void Stepper::attend(const StepInput& in, int layer) {
-  const Geometry g{in, config_, config_.windows[static_cast<size_t>(layer)], config_.num_heads / config_.num_kv_heads};
+  const Geometry g{in, config_, config_.windows[static_cast<size_t>(layer)], config_.num_heads / config_.num_kv_heads,
+                   qkv_.data(), q_codes_.data(), q_scales_.data()};
   const std::vector<Item> items = g.items();
   Pool& pool = Pool::instance();
   int tiles = 0;
   for (const Item& item : items) tiles = std::max(tiles, item.end_tile - item.first_tile);
   if (tiles > 1 && static_cast<int>(items.size()) < 4 * pool.num_threads()) {
-    attend_split(g, items, cache_, layer, qkv_.data(), attended_.data());
+    attend_split(g, items, cache_, layer, attended_.data());
     return;
   }
   pool.run(static_cast<int>(items.size()), [&](int i) {
     thread_local Queries queries;
-    load_queries(g, items[i], qkv_.data(), &queries);
+    load_queries(g, items[i], cache_.type(), &queries);
     attend_item(g, items[i], cache_, layer, &queries);
     store_results(g, items[i], queries, attended_.data());
   });

@@ -3,6 +3,12 @@
 // Keys lie as [head_dim][16] per 16 positions, so that a lane is a key and q.k needs no horizontal sums; values as [16][head_dim].
 // The softmax of each tile of 128 keys, counted from absolute position 0, is computed from the tile's own maximum, and tiles are
 // merged in order (Dao et al., FlashAttention, 2022): the same operations for a query in prefill, in decode and with any split.
+//
+// With codes of int8, which lie in pairs (kv_cache.h), both products are of integers, and exact: queries are int16 (quantize_query),
+// and so are a tile's weights, after each took over the scale of its value. That rounding errs by a hundredth of what the codes do.
+//
+// Decoding reads each cache line once, from far away. So a tile's values are fetched while its keys are multiplied, and the next
+// tile's keys while its values are summed.
 
 inline vf load_kv(const uint16_t* p) { return load_f16(p); }
 inline vf load_kv(const float* p) { return load(p); }
@@ -11,24 +17,24 @@ struct TileState {
   float scores[kMaxQueries][kTile];
   float max[kMaxQueries];
   float sum[kMaxQueries];
+  int16_t weights[kMaxQueries][kTile];  // of an int8 cache
+  float weight_scales[kMaxQueries];
 };
 
 template <typename T>
 inline const T* subtile(const AttentionArgs& a, int64_t offset, int key) {
   const int block = key / a.block_size, within = (key % a.block_size) / kSubtile;
-  return static_cast<const T*>(a.cache) + a.blocks[block] * a.block_stride + offset +
-         static_cast<int64_t>(within) * kSubtile * a.head_dim_padded;
+  return reinterpret_cast<const T*>(a.cache + a.blocks[block] * a.block_stride + offset + within * a.subtile_bytes);
 }
 
-// scores[r][16 keys] for R rows and S neighbouring subtiles.
+// The 16 scales behind a subtile's codes.
+inline vf load_scales(const AttentionArgs& a, const int8_t* codes) {
+  return load(reinterpret_cast<const float*>(codes + kSubtile * static_cast<int64_t>(a.head_dim_padded)));
+}
+
+// scores[r][slot + 16 keys] for R rows and S neighbouring subtiles.
 template <int R, int S, typename T>
-void score_subtiles(const AttentionArgs& a, TileState& t, int row, int key, int slot) {
-  const T* k[S];
-  const T* v[S];
-  TRIVIUM_UNROLL for (int s = 0; s < S; s++) {
-    k[s] = subtile<T>(a, a.k_offset, key + s * kSubtile);
-    v[s] = subtile<T>(a, a.v_offset, key + s * kSubtile);
-  }
+void score_subtiles(const AttentionArgs& a, TileState& t, int row, int slot, const T* const* k, const T* const* v) {
   const float* q = a.q + static_cast<int64_t>(row) * a.head_dim_padded;
   vf acc[R][S];
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
@@ -38,9 +44,7 @@ void score_subtiles(const AttentionArgs& a, TileState& t, int row, int key, int 
     vf kv[S];
     TRIVIUM_UNROLL for (int s = 0; s < S; s++) {
       kv[s] = load_kv(k[s] + d * kSubtile);
-      // Decoding reads each cache line once, from far away: fetch this subtile's values and the next subtiles' keys meanwhile.
       __builtin_prefetch(v[s] + d * kSubtile);
-      __builtin_prefetch(k[s] + (S * a.head_dim_padded + d) * kSubtile);
     }
     TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
       const vf x = set1(q[r * a.head_dim_padded + d]);
@@ -52,28 +56,61 @@ void score_subtiles(const AttentionArgs& a, TileState& t, int row, int key, int 
   }
 }
 
-template <int R, typename T>
-void score_rows(const AttentionArgs& a, TileState& t, int row, int first_key, int subtiles) {
-  constexpr int kWidth = attention_width(R);
-  int s = 0;
-  for (; s + kWidth <= subtiles; s += kWidth) score_subtiles<R, kWidth, T>(a, t, row, first_key + s * kSubtile, s * kSubtile);
-  for (; s < subtiles; s++) score_subtiles<R, 1, T>(a, t, row, first_key + s * kSubtile, s * kSubtile);
+template <int R, int S>
+void score_subtiles(const AttentionArgs& a, TileState& t, int row, int slot, const int8_t* const* k, const int8_t* const* v) {
+  const int16_t* q = a.q_codes + static_cast<int64_t>(row) * a.head_dim_padded;
+  vi acc[R][S];
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int s = 0; s < S; s++) acc[r][s] = izero();
+  }
+  for (int d = 0; d < a.head_dim_padded; d += 4) {
+    TRIVIUM_UNROLL for (int s = 0; s < S; s++) __builtin_prefetch(v[s] + d * kSubtile);
+    TRIVIUM_UNROLL for (int pair = d; pair < d + 4; pair += 2) {
+      vpairs codes[S];
+      TRIVIUM_UNROLL for (int s = 0; s < S; s++) codes[s] = load_pairs(k[s] + pair * kSubtile);
+      TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+        const auto x = set1_pair(q + r * a.head_dim_padded + pair);
+        TRIVIUM_UNROLL for (int s = 0; s < S; s++) acc[r][s] = dot_pairs(codes[s], x, acc[r][s]);
+      }
+    }
+  }
+  TRIVIUM_UNROLL for (int s = 0; s < S; s++) {
+    __builtin_prefetch(v[s] + kSubtile * a.head_dim_padded);
+    const vf scales = load_scales(a, k[s]);
+    TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+      store(&t.scores[row + r][slot + s * kSubtile], to_float(acc[r][s]) * (scales * set1(a.q_scales[row + r])));
+    }
+  }
 }
 
-// Turns a row's scores into exp(score - max), 0 for keys it may not see.
-inline void softmax_row(const AttentionArgs& a, TileState& t, int row, int first_key, int subtiles) {
+template <int R, typename T>
+void score_rows(const AttentionArgs& a, TileState& t, int row, const T* const* k, const T* const* v, int subtiles) {
+  constexpr int kWidth = attention_width(R);
+  int s = 0;
+  for (; s + kWidth <= subtiles; s += kWidth) score_subtiles<R, kWidth>(a, t, row, s * kSubtile, k + s, v + s);
+  for (; s < subtiles; s++) score_subtiles<R, 1>(a, t, row, s * kSubtile, k + s, v + s);
+}
+
+// The scores of keys that a row may not see become -infinity.
+inline void hide_keys(const AttentionArgs& a, float* scores, int row, int first_key, int subtiles) {
   const vi low = iset1(a.first_key[row] - first_key), high = iset1(a.last_key[row] - first_key);
   const vf hidden = set1(-INFINITY);
-  float* scores = t.scores[row];
-  vf largest = set1(kNoKey);
   for (int s = 0; s < subtiles; s++) {
     const vi key = iota() + iset1(s * kSubtile);
     vf v = load(scores + s * kSubtile);
     v = select_iless(high, key, hidden, v);
     v = select_iless(key, low, hidden, v);
     store(scores + s * kSubtile, v);
-    largest = max(v, largest);
   }
+}
+
+// Turns a row's scores into exp(score - max), 0 for keys it may not see.
+inline void softmax_row(const AttentionArgs& a, TileState& t, int row, int first_key, int subtiles) {
+  float* scores = t.scores[row];
+  const int end = first_key + subtiles * kSubtile;
+  if (a.first_key[row] > first_key || a.last_key[row] < end - 1) hide_keys(a, scores, row, first_key, subtiles);
+  vf largest = set1(kNoKey);
+  for (int s = 0; s < subtiles; s++) largest = max(load(scores + s * kSubtile), largest);
   const float m = max_lanes(largest);
   vf total = zero();
   for (int s = 0; s < subtiles; s++) {
@@ -83,6 +120,16 @@ inline void softmax_row(const AttentionArgs& a, TileState& t, int row, int first
   }
   t.max[row] = m;
   t.sum[row] = sum_lanes(total);
+}
+
+// Turns exp(score - max) into weights of the values' codes; floats need no such thing.
+template <typename T>
+inline void weigh_row(const AttentionArgs&, TileState&, int, const T* const*, int) {}
+
+inline void weigh_row(const AttentionArgs& a, TileState& t, int row, const int8_t* const* v, int subtiles) {
+  float* weights = t.scores[row];
+  for (int s = 0; s < subtiles; s++) store(weights + s * kSubtile, load(weights + s * kSubtile) * load_scales(a, v[s]));
+  t.weight_scales[row] = quantize_int16_row(t.weights[row], weights, subtiles * kSubtile, 32767.0f);
 }
 
 // exp(a - b) and exp(c - b) with b = max(a, c)
@@ -95,48 +142,103 @@ inline float merge_weights(float a, float c, float* wa, float* wc) {
   return b;
 }
 
-// acc[r] = acc[r] * wa[r] + (sum over keys of p * v) * wc[r], for R rows and D vectors of the head from `d`.
+// The sum over a tile's keys of p * v, for R rows and D vectors of the head from `d`. `ahead`: subtiles to fetch, or nullptr.
 template <int R, int D, typename T>
-void value_columns(const AttentionArgs& a, const TileState& t, int row, const T* const* v, int subtiles, int d, const float* wa,
-                   const float* wc) {
-  vf acc[R][D];
+void sum_values(const AttentionArgs& a, const TileState& t, int row, const T* const* v, const T* const* ahead, int subtiles, int d,
+                vf (*acc)[D]) {
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
     TRIVIUM_UNROLL for (int i = 0; i < D; i++) acc[r][i] = zero();
   }
   for (int s = 0; s < subtiles; s++) {
     for (int j = 0; j < kSubtile; j++) {
       vf value[D];
-      TRIVIUM_UNROLL for (int i = 0; i < D; i++) value[i] = load_kv(v[s] + j * a.head_dim_padded + d + 16 * i);
+      TRIVIUM_UNROLL for (int i = 0; i < D; i++) {
+        const int at = j * a.head_dim_padded + d + 16 * i;
+        value[i] = load_kv(v[s] + at);
+        if (ahead != nullptr && i % 2 == 0) __builtin_prefetch(ahead[s] + at);
+      }
       TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
         const vf p = set1(t.scores[row + r][s * kSubtile + j]);
         TRIVIUM_UNROLL for (int i = 0; i < D; i++) acc[r][i] = fma(p, value[i], acc[r][i]);
       }
     }
   }
+}
+
+template <int R, int D>
+void sum_values(const AttentionArgs& a, const TileState& t, int row, const int8_t* const* v, const int8_t* const* ahead, int subtiles,
+                int d, vf (*sums)[D]) {
+  vi acc[R][D];
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int i = 0; i < D; i++) acc[r][i] = izero();
+  }
+  for (int s = 0; s < subtiles; s++) {
+    for (int j = 0; j < kSubtile; j += 2) {
+      vpairs codes[D];
+      TRIVIUM_UNROLL for (int i = 0; i < D; i++) {
+        const int at = j * a.head_dim_padded + 2 * (d + 16 * i);
+        codes[i] = load_pairs(v[s] + at);
+        if (ahead != nullptr && i % 2 == 0) __builtin_prefetch(ahead[s] + at);
+      }
+      TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+        const auto p = set1_pair(&t.weights[row + r][s * kSubtile + j]);
+        TRIVIUM_UNROLL for (int i = 0; i < D; i++) acc[r][i] = dot_pairs(codes[i], p, acc[r][i]);
+      }
+    }
+  }
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int i = 0; i < D; i++) sums[r][i] = to_float(acc[r][i]) * set1(t.weight_scales[row + r]);
+  }
+}
+
+// acc[r] = acc[r] * wa[r] + (sum over keys of p * v) * wc[r]
+template <int R, int D, typename T>
+void value_columns(const AttentionArgs& a, const TileState& t, int row, const T* const* v, const T* const* ahead, int subtiles, int d,
+                   const float* wa, const float* wc) {
+  vf sums[R][D];
+  sum_values<R, D>(a, t, row, v, ahead, subtiles, d, sums);
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
     TRIVIUM_UNROLL for (int i = 0; i < D; i++) {
       float* out = a.acc + static_cast<int64_t>(row + r) * a.head_dim_padded + d + 16 * i;
-      store(out, fma(acc[r][i], set1(wc[r]), load(out) * set1(wa[r])));
+      store(out, fma(sums[r][i], set1(wc[r]), load(out) * set1(wa[r])));
     }
   }
 }
 
+// Where the tile of keys from `first_key` is, its last subtile standing in for those it lacks; nullptr if there is no such tile.
+template <typename T>
+inline const T* const* next_keys(const AttentionArgs& a, int first_key, const T** next) {
+  const int last = a.last_key[a.queries - 1];
+  if (first_key / kTile >= a.tile_end || first_key > last) return nullptr;
+  for (int s = 0; s < kTile / kSubtile; s++) {
+    const int key = first_key + s * kSubtile;
+    next[s] = subtile<T>(a, a.k_offset, key < last ? key : last);
+    if (sizeof(T) == 1) __builtin_prefetch(next[s] + kSubtile * a.head_dim_padded);  // the scales
+  }
+  return next;
+}
+
 template <int R, typename T>
 void attend_rows(const AttentionArgs& a, TileState& t, int row, int first_key, int subtiles) {
-  score_rows<R, T>(a, t, row, first_key, subtiles);
+  const T *k[kTile / kSubtile], *v[kTile / kSubtile], *next[kTile / kSubtile];
+  for (int s = 0; s < subtiles; s++) {
+    k[s] = subtile<T>(a, a.k_offset, first_key + s * kSubtile);
+    v[s] = subtile<T>(a, a.v_offset, first_key + s * kSubtile);
+  }
+  const T* const* ahead = row == 0 ? next_keys(a, first_key + kTile, next) : nullptr;
+  score_rows<R>(a, t, row, k, v, subtiles);
   float wa[R], wc[R];
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
     softmax_row(a, t, row + r, first_key, subtiles);
+    weigh_row(a, t, row + r, v, subtiles);
     const float m = merge_weights(a.max[row + r], t.max[row + r], &wa[r], &wc[r]);
     a.max[row + r] = m;
     a.sum[row + r] = a.sum[row + r] * wa[r] + t.sum[row + r] * wc[r];
   }
-  const T* v[kTile / kSubtile];
-  for (int s = 0; s < subtiles; s++) v[s] = subtile<T>(a, a.v_offset, first_key + s * kSubtile);
   constexpr int kWidth = attention_width(R);
   int d = 0;
-  for (; d + 16 * kWidth <= a.head_dim_padded; d += 16 * kWidth) value_columns<R, kWidth, T>(a, t, row, v, subtiles, d, wa, wc);
-  for (; d < a.head_dim_padded; d += 16) value_columns<R, 1, T>(a, t, row, v, subtiles, d, wa, wc);
+  for (; d + 16 * kWidth <= a.head_dim_padded; d += 16 * kWidth) value_columns<R, kWidth>(a, t, row, v, ahead, subtiles, d, wa, wc);
+  for (; d < a.head_dim_padded; d += 16) value_columns<R, 1>(a, t, row, v, ahead, subtiles, d, wa, wc);
 }
 
 template <int R, typename T>

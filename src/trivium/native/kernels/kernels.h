@@ -20,6 +20,7 @@ constexpr int kGroup = 16;       // output rows that a packed weight group inter
 constexpr int kBlock = 32;       // weights that share a scale
 constexpr int kSubtile = 16;     // keys stored together in the KV cache
 constexpr int kTile = 128;       // keys whose softmax is computed together, counted from absolute position 0
+constexpr int kMaxHeadDim = 4096;  // elements of a head
 constexpr int kMaxQueries = 36;  // query rows that one attention call handles; whole tiles of 4 and of 6
 
 // How weights are stored; see matrix.h for the byte layouts.
@@ -66,17 +67,20 @@ struct MatmulOutput {
 // Attention of `queries` rows of one sequence and one KV head over key tiles [tile_begin, tile_end).
 // State per row is (max, sum, acc[head_dim_padded]); the caller starts it with reset_attention and may merge several.
 struct AttentionArgs {
-  const float* q;                // [queries, head_dim_padded], scaled
+  const float* q;                // [queries, head_dim_padded], scaled; an int8 cache takes the next two instead
+  const int16_t* q_codes;        // [queries, head_dim_padded]
+  const float* q_scales;         // [queries]
   const int32_t* last_key;       // per row: the last key position it may see
   const int32_t* first_key;      // per row: the first (sliding window)
   int queries;
   int head_dim_padded;           // multiple of 16
   const int32_t* blocks;         // block table of the sequence
   int block_size;
-  const void* cache;             // the layer's KV cache
-  int64_t block_stride;          // elements from block to block
-  int64_t k_offset;              // of this head's keys in a block, in elements
+  const uint8_t* cache;          // the layer's KV cache
+  int64_t block_stride;          // bytes from block to block
+  int64_t k_offset;              // of this head's keys in a block, in bytes
   int64_t v_offset;              // of this head's values
+  int64_t subtile_bytes;         // 16 keys, or values, of a head
   int tile_begin;
   int tile_end;
   float* max;                    // [queries]
@@ -107,8 +111,16 @@ struct Kernels {
   // Round floats to the cache's type, saturating; NaN becomes finite, so that a fault of one request stays in it.
   void (*store_f16)(uint16_t* out, const float* x, int64_t n, int64_t stride);
 
+  // The same as codes of int8: a key or a value of n elements at the code of its first element in a subtile (kv_cache.h). Keys are
+  // spread over their head first, and filled up to a multiple of 16. Returns the scale.
+  float (*store_key_i8)(int8_t* codes, const float* key, int64_t n);
+  float (*store_value_i8)(int8_t* codes, const float* value, int64_t n);
+  // Codes of a query for keys of int8, filled up to a multiple of 16. Returns the scale, which is not finite if the query is not.
+  float (*quantize_query)(int16_t* codes, const float* query, int64_t n);
+
   void (*attention_f16)(const AttentionArgs& args);
   void (*attention_f32)(const AttentionArgs& args);
+  void (*attention_i8)(const AttentionArgs& args);
   // Merge state b into a, as the tiles of one call are merged.
   void (*merge_attention)(float* max_a, float* sum_a, float* acc_a, const float* max_b, const float* sum_b, const float* acc_b,
                           int head_dim_padded);

@@ -80,6 +80,22 @@ inline void store_int8(int8_t* p, vi x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
 }
 
+// 16 pairs of int8, widened to int16: a pair per lane.
+struct vpairs {
+  __m256i a, b;
+};
+inline vpairs load_pairs(const int8_t* p) { return {_mm256_cvtepi8_epi16(load128(p)), _mm256_cvtepi8_epi16(load128(p + 16))}; }
+// One pair of int16, in every lane.
+inline __m256i set1_pair(const int16_t* p) {
+  int32_t x;
+  std::memcpy(&x, p, sizeof x);
+  return _mm256_set1_epi32(x);
+}
+// z + x[0] * y[0] + x[1] * y[1] per lane
+inline vi dot_pairs(vpairs x, __m256i y, vi z) {
+  return {_mm256_add_epi32(z.a, _mm256_madd_epi16(x.a, y)), _mm256_add_epi32(z.b, _mm256_madd_epi16(x.b, y))};
+}
+
 constexpr int kNarrowRows = 4;     // activation rows per tile
 constexpr int kWideRows = 4;       // the same with many rows
 constexpr int kWideGroups = 1;     // and the groups of 16 outputs in it
@@ -140,17 +156,20 @@ inline void dot_w4a16(const uint8_t* codes, int64_t, const int16_t* q, int64_t s
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) sum[r][0] = {s[r][0], s[r][1]};
 }
 
-// `pairs` of weights from `codes`, 32 bytes each.
+// `pairs` of weights from `codes`, 32 bytes each; an even number. Two at a time: GCC rotates a loop over one, at the cost of a copy and
+// a spill for every sum.
 template <int R, int G>
 inline void dot_w8a16(const uint8_t* codes, int64_t, const int16_t* q, int64_t stride, int pairs, vi (*sum)[G]) {
   __m256i s[R][2];
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
-  for (int t = 0; t < pairs; t++) {
-    const __m256i w0 = _mm256_cvtepi8_epi16(load128(codes + 32 * t)), w1 = _mm256_cvtepi8_epi16(load128(codes + 32 * t + 16));
-    TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
-      const __m256i x = broadcast(q + r * stride + 2 * t);
-      s[r][0] = _mm256_add_epi32(s[r][0], _mm256_madd_epi16(w0, x));
-      s[r][1] = _mm256_add_epi32(s[r][1], _mm256_madd_epi16(w1, x));
+  for (int begin = 0; begin < pairs; begin += 2) {
+    TRIVIUM_UNROLL for (int t = begin; t < begin + 2; t++) {
+      const __m256i w0 = _mm256_cvtepi8_epi16(load128(codes + 32 * t)), w1 = _mm256_cvtepi8_epi16(load128(codes + 32 * t + 16));
+      TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+        const __m256i x = broadcast(q + r * stride + 2 * t);
+        s[r][0] = _mm256_add_epi32(s[r][0], _mm256_madd_epi16(w0, x));
+        s[r][1] = _mm256_add_epi32(s[r][1], _mm256_madd_epi16(w1, x));
+      }
     }
   }
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) sum[r][0] = {s[r][0], s[r][1]};

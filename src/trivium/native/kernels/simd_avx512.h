@@ -51,6 +51,20 @@ inline vf load_bf16(const uint16_t* p) {
 inline void store_int8(int8_t* p, vi a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v)); }
 inline void store_int16(int16_t* p, vi a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(a.v)); }
 
+// 16 pairs of int8, widened to int16: a pair per lane.
+struct vpairs {
+  __m512i v;
+};
+inline vpairs load_pairs(const int8_t* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+// One pair of int16, in every lane.
+inline __m512i set1_pair(const int16_t* p) {
+  int32_t x;
+  std::memcpy(&x, p, sizeof x);
+  return _mm512_set1_epi32(x);
+}
+// c + a[0] * b[0] + a[1] * b[1] per lane
+inline vi dot_pairs(vpairs a, __m512i b, vi c) { return {_mm512_dpwssd_epi32(c.v, a.v, b)}; }
+
 // With many rows a tile is 6 rows of activations by 2 groups of 16 outputs: a broadcast activation is used twice, which halves the
 // loads that otherwise bound the loop, and accumulators still fit the 32 registers.
 constexpr int kNarrowRows = 8;

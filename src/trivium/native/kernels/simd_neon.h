@@ -95,6 +95,28 @@ inline void store_int8(int8_t* p, vi x) {
   vst1q_s8(p, vqmovn_high_s16(vqmovn_s16(vqmovn_high_s32(vqmovn_s32(x.a), x.b)), vqmovn_high_s32(vqmovn_s32(x.c), x.d)));
 }
 
+// 16 pairs of int8, widened to int16: the first of each pair in a and b, the second in c and d.
+struct vpairs {
+  int16x8_t a, b, c, d;
+};
+inline vpairs load_pairs(const int8_t* p) {
+  const int8x16x2_t x = vld2q_s8(p);
+  return {vmovl_s8(vget_low_s8(x.val[0])), vmovl_high_s8(x.val[0]), vmovl_s8(vget_low_s8(x.val[1])), vmovl_high_s8(x.val[1])};
+}
+// One pair of int16, in every lane.
+inline int16x4_t set1_pair(const int16_t* p) {
+  int32_t x;
+  std::memcpy(&x, p, sizeof x);
+  return vreinterpret_s16_s32(vdup_n_s32(x));
+}
+// z + x[0] * y[0] + x[1] * y[1] per lane
+inline vi dot_pairs(vpairs x, int16x4_t y, vi z) {
+  const int32x4_t a = vmlal_lane_s16(z.a, vget_low_s16(x.a), y, 0), b = vmlal_high_lane_s16(z.b, x.a, y, 0);
+  const int32x4_t c = vmlal_lane_s16(z.c, vget_low_s16(x.b), y, 0), d = vmlal_high_lane_s16(z.d, x.b, y, 0);
+  return {vmlal_lane_s16(a, vget_low_s16(x.c), y, 1), vmlal_high_lane_s16(b, x.c, y, 1), vmlal_lane_s16(c, vget_low_s16(x.d), y, 1),
+          vmlal_high_lane_s16(d, x.d, y, 1)};
+}
+
 constexpr int kNarrowRows = 4;     // activation rows per tile
 constexpr int kWideRows = 4;       // the same with many rows
 constexpr int kWideGroups = 1;     // and the groups of 16 outputs in it

@@ -83,6 +83,26 @@ inline void store_int16(int16_t* p, vi a) {
   for (int i = 0; i < 16; i++) p[i] = static_cast<int16_t>(a.v[i] < -32768 ? -32768 : a.v[i] > 32767 ? 32767 : a.v[i]);
 }
 
+// 16 pairs of int8, a pair per lane: the first and the second of each.
+struct vpairs {
+  int16v a, b;
+};
+inline vpairs load_pairs(const int8_t* p) {
+  vpairs r;
+  for (int i = 0; i < 16; i++) {
+    r.a[i] = p[2 * i];
+    r.b[i] = p[2 * i + 1];
+  }
+  return r;
+}
+// One pair of int16, in every lane.
+struct pair1 {
+  int32_t a, b;
+};
+inline pair1 set1_pair(const int16_t* p) { return {p[0], p[1]}; }
+// z + x[0] * y[0] + x[1] * y[1] per lane
+inline vi dot_pairs(vpairs x, pair1 y, vi z) { return {z.v + x.a * y.a + x.b * y.b}; }
+
 constexpr int kNarrowRows = 4;     // activation rows per tile
 constexpr int kWideRows = 4;       // the same with many rows
 constexpr int kWideGroups = 1;     // and the groups of 16 outputs in it

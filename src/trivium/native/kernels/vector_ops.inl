@@ -179,6 +179,114 @@ void store_f16_row(uint16_t* out, const float* x, int64_t n, int64_t stride) {
   }
 }
 
+// Largest magnitude of x, as bits: infinities and NaN stay visible.
+inline float row_amax(const float* x, int64_t n) {
+  const vi magnitude = iset1(0x7fffffff);
+  vi largest = izero();
+  for (int64_t i = 0; i < n; i += 16) {
+    const vf v = n - i >= 16 ? load(x + i) : load_tail(x + i, n - i, 0.0f);
+    largest = imax(largest, bits(v) & magnitude);
+  }
+  const int32_t found = reduce_max(largest);
+  float out;
+  std::memcpy(&out, &found, sizeof out);
+  return out;
+}
+
+// limit / amax, and 0 where that would not be a float: what is this small counts as nothing.
+inline float inverse_scale(float amax, float limit) { return amax > 1e-30f ? limit / amax : 0.0f; }
+
+// q = x / scale, at most `limit`; returns the scale. n is a multiple of 16.
+inline float quantize_int16_row(int16_t* q, const float* x, int64_t n, float limit) {
+  const float amax = row_amax(x, n);
+  const vf inverse = set1(inverse_scale(amax, limit));
+  for (int64_t i = 0; i < n; i += 16) store_int16(q + i, to_int(load(x + i) * inverse));
+  return amax / limit;
+}
+
+// codes[(i / 2) * pair_stride + (i % 2) * stride] = x[i] / scale; returns the scale, which is always finite.
+inline float quantize_int8_row(int8_t* codes, const float* x, int64_t n, int64_t pair_stride, int64_t stride) {
+  constexpr float kLargest = 3.0e38f;
+  const vf low = set1(-kLargest), high = set1(kLargest);
+  const float found = row_amax(x, n), amax = found < kLargest ? found : kLargest;
+  const vf inverse = set1(inverse_scale(amax, 127.0f));
+  for (int64_t i = 0; i < n; i += 16) {
+    int8_t t[16];
+    store_int8(t, to_int(min(max(n - i >= 16 ? load(x + i) : load_tail(x + i, n - i, 0.0f), low), high) * inverse));
+    for (int64_t k = 0; k < 16 && i + k < n; k++) codes[(i + k) / 2 * pair_stride + k % 2 * stride] = t[k];
+  }
+  return amax / 127.0f;
+}
+
+// Walsh's and Hadamard's matrix of order 16.
+struct Hadamard {
+  float rows[16][16];
+  constexpr Hadamard() : rows() {
+    for (int i = 0; i < 16; i++) {
+      for (int j = 0; j < 16; j++) {
+        const int both = i & j;
+        rows[i][j] = (both ^ both >> 1 ^ both >> 2 ^ both >> 3) & 1 ? -1.0f : 1.0f;
+      }
+    }
+  }
+};
+constexpr Hadamard kHadamard;
+
+template <int V>
+inline void spread_vectors(float* out, const float* x) {
+  vf sums[V];
+  TRIVIUM_UNROLL for (int v = 0; v < V; v++) sums[v] = zero();
+  for (int i = 0; i < 16; i++) {
+    const vf row = load(kHadamard.rows[i]);
+    TRIVIUM_UNROLL for (int v = 0; v < V; v++) sums[v] = fma(set1(x[16 * v + i]), row, sums[v]);
+  }
+  TRIVIUM_UNROLL for (int v = 0; v < V; v++) store(out + 16 * v, sums[v]);
+}
+
+// The head x of n elements times a Hadamard matrix, in parts as large as n is divisible by a power of two; returns that order. A
+// key and a query keep their product, but for the order as a factor. What it is for: a few large elements, which some models' keys
+// have, would decide the scale of a key's codes and leave the others little of it; spread over the head they do not.
+inline int64_t spread_head(float* out, const float* x, int64_t n) {
+  int64_t i = 0, order = 16;
+  for (; i + 64 <= n; i += 64) spread_vectors<4>(out + i, x + i);
+  for (; i < n; i += 16) spread_vectors<1>(out + i, x + i);
+  for (; n % (2 * order) == 0; order *= 2) {
+    for (int64_t start = 0; start < n; start += 2 * order) {
+      for (i = start; i < start + order; i += 16) {
+        const vf a = load(out + i), b = load(out + i + order);
+        store(out + i, a + b);
+        store(out + i + order, a - b);
+      }
+    }
+  }
+  return order;
+}
+
+// A head in `out`, filled up with zeros to a multiple of 16 elements; returns how many.
+inline int64_t pad_head(float* out, const float* x, int64_t n) {
+  const int64_t padded = (n + 15) / 16 * 16;
+  std::memcpy(out, x, static_cast<size_t>(n) * sizeof(float));
+  std::memset(out + n, 0, static_cast<size_t>(padded - n) * sizeof(float));
+  return padded;
+}
+
+float store_key_i8(int8_t* codes, const float* key, int64_t n) {
+  float padded[kMaxHeadDim], spread[kMaxHeadDim];
+  n = pad_head(padded, key, n);
+  spread_head(spread, padded, n);
+  return quantize_int8_row(codes, spread, n, 2 * kSubtile, 1);
+}
+
+float store_value_i8(int8_t* codes, const float* value, int64_t n) { return quantize_int8_row(codes, value, n, 4, 2); }
+
+float quantize_query(int16_t* codes, const float* query, int64_t n) {
+  float padded[kMaxHeadDim], spread[kMaxHeadDim];
+  n = pad_head(padded, query, n);
+  const int64_t order = spread_head(spread, padded, n);
+  const int64_t limit = INT32_MAX / (127 * n);  // so that no sum of n products with codes of a key can overflow
+  return quantize_int16_row(codes, spread, n, static_cast<float>(limit < 32767 ? limit : 32767)) / static_cast<float>(order);
+}
+
 float exp_sum(float* out, const float* x, int64_t n, float largest, float scale) {
   const vf m = set1(largest), s = set1(scale);
   vf total[4] = {zero(), zero(), zero(), zero()};
