@@ -3,7 +3,7 @@
     python benchmarks/unit_latency.py
 
 The server runs in this process, the client in another; both read the same clock. A frame's time is the end of the step that
-gave its last token, by the engine's own account. It has left when the system has taken it, and arrived when the client has
+gave its last token, by the engine's own account. It leaves when it is given to the system, and has arrived when the client has
 read it: on a machine whose cores all decode, the system lets a client of the same machine wait for one.
 """
 
@@ -64,13 +64,13 @@ class FirstFrames(DispatchObserver):
                 self.times.append(delta.time)
 
     def watch(self) -> None:
-        """Have connections tell when they have sent: what follows a first delta is its frame."""
+        """Have connections tell when they send: what follows a first delta is its frame."""
         send = TcpConnection.send
 
         def watched(connection: TcpConnection, frame: bytes, *, apart: bool = False) -> None:
-            send(connection, frame, apart=apart)
             if len(self.departures) < len(self.times):
                 self.departures.append(time.monotonic())
+            send(connection, frame, apart=apart)
 
         TcpConnection.send = watched  # type: ignore[method-assign]
 

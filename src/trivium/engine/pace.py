@@ -6,9 +6,10 @@ from trivium.engine.scheduler import StepPlan
 
 __all__ = ["Pace"]
 
-_STRETCH = 4.5  # a step with prompts may take so many times as long as one that only decodes
-_LEAST = 48  # rows of prompts that are always allowed: fewer at a time would make prompts slow, and streams little smoother
-_SAMPLE = 32  # rows of prompts from which on a step tells what a row costs
+_STRETCH = 4.3  # a step with prompts may take so many times as long as one that only decodes
+_LEAST = 16  # rows of prompts that are always allowed, or a slow machine would hold them up for ever
+_SAMPLE = 12  # rows of prompts from which on a step tells what a row costs
+_SHARED = 0.7  # of the time of a step that only decodes, what decoding takes of one with prompts: both read the weights once
 _WEIGHT = 0.2  # of a new measurement
 
 _UNLIMITED = 2**31
@@ -17,8 +18,8 @@ _UNLIMITED = 2**31
 class Pace:
     """Learns from the steps' times. What it says changes when tokens come, never which.
 
-    Two figures: the time of a step that decodes so many sequences and does nothing else, and that of one row of a step with
-    prompts. The latter grows with the length of the prompts, and follows it.
+    Two figures: the time of a step that decodes so many sequences and does nothing else, and that of one row of a prompt. The
+    latter grows with the length of the prompts, and follows it.
     """
 
     def __init__(self) -> None:
@@ -28,19 +29,19 @@ class Pace:
     def record(self, plan: StepPlan, seconds: float) -> None:
         """A step has taken so long."""
         num_decoding = sum(chunk.length == 1 + len(chunk.drafts) for chunk in plan.chunks)
-        num_rows = plan.num_tokens
-        if num_decoding == len(plan.chunks):
-            bucket = _bucket(num_decoding)
-            self._decode_seconds[bucket] = _mixed(self._decode_seconds.get(bucket, 0.0), seconds)
-        elif num_rows - num_decoding >= _SAMPLE:
-            self._row_seconds = _mixed(self._row_seconds, seconds / num_rows)
+        num_rows = sum(chunk.length for chunk in plan.chunks if chunk.length > 1 + len(chunk.drafts))
+        before = self._decode_seconds.get(_bucket(num_decoding), 0.0) if num_decoding else 0.0
+        if not num_rows:
+            self._decode_seconds[_bucket(num_decoding)] = _mixed(before, seconds)
+        elif num_rows >= _SAMPLE and seconds > before:
+            self._row_seconds = _mixed(self._row_seconds, (seconds - _SHARED * before) / num_rows)
 
     def prefill_limit(self, num_decoding: int) -> int:
         """Rows of prompts that a step may compute beside so many sequences that decode."""
         decode_seconds = self._decode_seconds.get(_bucket(num_decoding), 0.0)
         if not num_decoding or not decode_seconds or not self._row_seconds:
             return _UNLIMITED
-        return max(_LEAST, int(_STRETCH * decode_seconds / self._row_seconds) - num_decoding)
+        return max(_LEAST, int((_STRETCH - _SHARED) * decode_seconds / self._row_seconds))
 
 
 def _bucket(number: int) -> int:

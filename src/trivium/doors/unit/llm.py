@@ -168,7 +168,7 @@ class LlmTask(Task):
         return Output(self, request_id, connection)
 
     def _ask(self, text: str, request_id: str, connection: Connection) -> None:
-        """Answer a text as soon as those before it are answered. Raises `UnitError`: BUSY if too many wait, RUN if it is too long."""
+        """Answer a text once those before it are answered. Raises `UnitError`: BUSY if too many wait, RUN if it is too long."""
         limit = self.unit.config.unit_queue
         if len(self._waiting) + (self._running is not None) > limit:
             raise UnitError(Code.BUSY, f"{limit} inferences wait already.")

@@ -38,6 +38,7 @@ struct PackedView {
   bool wide_scales;  // scales (and minima) are float32 instead of float16
   bool has_min;      // weight = scale * code + min
   bool half_scales;  // one scale per 16 codes instead of 32 (W8 only)
+  bool expanded;     // one group of W4 with a byte per code: only within a matmul
 };
 
 enum class Activation : uint8_t { kInt8, kInt16, kFloat32 };

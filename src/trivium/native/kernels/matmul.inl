@@ -48,26 +48,34 @@ inline void prefetch_block(const uint8_t* w, int64_t step) {
   }
 }
 
-template <int R, int G, bool Wide, bool Int8>
+// Names of `Expansion` that are looked up only where it pays.
+template <int>
+struct Dependent {
+  using type = Expansion;
+};
+
+template <int R, int G, bool Wide, bool Int8, bool Expanded = false>
 void tile_w4(const uint8_t* w, const PackedView& view, const ActivationView& x, int row, vf (*out)[G]) {
   vf acc[R][G];  // a local: through `out` every sum would go to memory
   clear<R, G>(acc);
-  constexpr int kBytes = 256 + 2 * kScaleBytes<Wide>;
+  constexpr int kCodes = Expanded ? 512 : 256, kBytes = kCodes + 2 * kScaleBytes<Wide>;
   const float* scales = x.scales + row * x.blocks;
   const float* sums = x.sums + row * x.blocks;
   const int64_t step = view.group_bytes, stride = x.stride, blocks = x.blocks;
   const int8_t* q8 = x.q8 + row * stride;
   const int16_t* q16 = x.q16 + row * stride;
   for (int b = 0; b < view.blocks; b++, w += kBytes) {
-    prefetch_block<G, kBytes>(w, step);
+    if (!Expanded) prefetch_block<G, kBytes>(w, step);
     vi dot[R][G];
-    if (Int8) {
+    if constexpr (Expanded) {
+      Dependent<R>::type::template dot<R, G>(w, step, q8 + b * kBlock, stride, dot);
+    } else if (Int8) {
       dot_w4a8<R, G>(w, step, q8 + b * kBlock, stride, dot);
     } else {
       dot_w4a16<R, G>(w, step, q16 + b * kBlock, stride, dot);
     }
-    scale_accumulate<R, G>(acc, dot, w + 256, step, Wide, scales + b, blocks);
-    min_accumulate<R, G>(acc, w + 256 + kScaleBytes<Wide>, step, Wide, sums + b, blocks);
+    scale_accumulate<R, G>(acc, dot, w + kCodes, step, Wide, scales + b, blocks);
+    min_accumulate<R, G>(acc, w + kCodes + kScaleBytes<Wide>, step, Wide, sums + b, blocks);
   }
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
     TRIVIUM_UNROLL for (int g = 0; g < G; g++) out[r][g] = acc[r][g];
@@ -135,6 +143,9 @@ template <int R, int G>
 Tile<G> choose_tile(const PackedView& w, Activation kind) {
   switch (w.family) {
     case Family::kW4:
+      if constexpr (Expansion::kPays) {
+        if (w.expanded) return w.wide_scales ? tile_w4<R, G, true, true, true> : tile_w4<R, G, false, true, true>;
+      }
       if (kind == Activation::kInt8) return w.wide_scales ? tile_w4<R, G, true, true> : tile_w4<R, G, false, true>;
       return w.wide_scales ? tile_w4<R, G, true, false> : tile_w4<R, G, false, false>;
     case Family::kW8:
@@ -192,9 +203,40 @@ void run_rows(const PackedView& w, const ActivationView& x, int row, int row_end
   }
 }
 
+constexpr int kExpandRows = 64;     // from so many on, unpacking a group at once pays: until then its bytes are waited for
+constexpr int kExpandBlocks = 256;  // of a group, at most: they shall stay in the second-level cache
+
+// `group` of w with a byte per code, in `out`.
+template <bool Wide>
+PackedView expand(const PackedView& w, int group, uint8_t* out) {
+  constexpr int kScales = 2 * kScaleBytes<Wide>;
+  const uint8_t* from = w.data + group * w.group_bytes;
+  uint8_t* to = out;
+  for (int b = 0; b < w.blocks; b++, from += 256 + kScales, to += 512 + kScales) {
+    __builtin_prefetch(from + kPrefetch);
+    Dependent<Wide>::type::expand(from, to);
+    std::memcpy(to + 512, from + 256, kScales);
+  }
+  PackedView view = w;
+  view.data = out;
+  view.group_bytes = 0;
+  view.expanded = true;
+  return view;
+}
+
 void matmul(const PackedView& w, const ActivationView& x, int row_begin, int row_end, int group_begin, int group_end,
             const MatmulOutput& out) {
   int group = group_begin;
+  if constexpr (Expansion::kPays) {
+    const bool expands = w.family == Family::kW4 && x.kind == Activation::kInt8 && w.blocks <= kExpandBlocks;
+    if (expands && row_end - row_begin >= kExpandRows) {
+      alignas(64) uint8_t codes[kExpandBlocks * (512 + 2 * kScaleBytes<true>)];
+      for (; group < group_end; group++) {
+        const PackedView view = w.wide_scales ? expand<true>(w, group, codes) : expand<false>(w, group, codes);
+        run_rows<kWideRows, 1>(view, x, row_begin, row_end, group, out);
+      }
+    }
+  }
   // Few rows are bound by memory and read one stream; many share each broadcast activation between two groups.
   if (row_end - row_begin > kNarrowRows) {
     for (; group + kWideGroups <= group_end; group += kWideGroups) run_rows<kWideRows, kWideGroups>(w, x, row_begin, row_end, group, out);

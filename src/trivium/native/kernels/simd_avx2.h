@@ -134,6 +134,39 @@ inline void dot_w4a8(const uint8_t* codes, int64_t, const int8_t* q, int64_t str
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) sum[r][0] = {_mm256_madd_epi16(s[r][0], ones), _mm256_madd_epi16(s[r][1], ones)};
 }
 
+// A block's codes with a byte each: many rows then need not unpack them again and again.
+struct Expansion {
+  static constexpr bool kPays = true;
+
+  static void expand(const uint8_t* codes, uint8_t* out) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    for (int i = 0; i < 8; i++) {
+      const __m256i c = load256(codes + 32 * i);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 64 * i), _mm256_and_si256(c, mask));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 64 * i + 32), _mm256_and_si256(_mm256_srli_epi16(c, 4), mask));
+    }
+  }
+
+  // dot_w4a8 on expanded codes, to the same bits.
+  template <int R, int G>
+  static void dot(const uint8_t* codes, int64_t, const int8_t* q, int64_t stride, vi (*sum)[G]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i s[R][2];
+    TRIVIUM_UNROLL for (int r = 0; r < R; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
+    TRIVIUM_UNROLL for (int j = 0; j < 4; j++) {
+      TRIVIUM_UNROLL for (int high = 0; high < 2; high++) {
+        const __m256i w0 = load256(codes + 128 * j + 32 * high), w1 = load256(codes + 128 * j + 64 + 32 * high);
+        TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+          const __m256i x = broadcast(q + r * stride + 8 * j + 4 * high);
+          s[r][0] = _mm256_add_epi16(s[r][0], _mm256_maddubs_epi16(w0, x));
+          s[r][1] = _mm256_add_epi16(s[r][1], _mm256_maddubs_epi16(w1, x));
+        }
+      }
+    }
+    TRIVIUM_UNROLL for (int r = 0; r < R; r++) sum[r][0] = {_mm256_madd_epi16(s[r][0], ones), _mm256_madd_epi16(s[r][1], ones)};
+  }
+};
+
 template <int R, int G>
 inline void dot_w4a16(const uint8_t* codes, int64_t, const int16_t* q, int64_t stride, vi (*sum)[G]) {
   const __m256i mask = _mm256_set1_epi8(15);

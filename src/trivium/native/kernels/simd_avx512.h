@@ -70,6 +70,9 @@ inline vi dot_pairs(vpairs a, __m512i b, vi c) { return {_mm512_dpwssd_epi32(c.v
 constexpr int kNarrowRows = 8;
 constexpr int kWideRows = 6;
 constexpr int kWideGroups = 2;
+struct Expansion {  // see matmul.inl
+  static constexpr bool kPays = false;
+};
 // Query rows per tile, and how many vectors of keys or values they share.
 constexpr int kAttentionRows = 6;
 constexpr int attention_width(int rows) { return rows <= 3 ? 4 : 2; }

@@ -120,6 +120,9 @@ inline vi dot_pairs(vpairs x, int16x4_t y, vi z) {
 constexpr int kNarrowRows = 4;     // activation rows per tile
 constexpr int kWideRows = 4;       // the same with many rows
 constexpr int kWideGroups = 1;     // and the groups of 16 outputs in it
+struct Expansion {  // see matmul.inl
+  static constexpr bool kPays = false;
+};
 // Query rows per tile, and how many vectors of keys or values they share: 24 of the 32 registers accumulate at most.
 constexpr int kAttentionRows = 6;
 constexpr int attention_width(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }

@@ -106,6 +106,9 @@ inline vi dot_pairs(vpairs x, pair1 y, vi z) { return {z.v + x.a * y.a + x.b * y
 constexpr int kNarrowRows = 4;     // activation rows per tile
 constexpr int kWideRows = 4;       // the same with many rows
 constexpr int kWideGroups = 1;     // and the groups of 16 outputs in it
+struct Expansion {  // see matmul.inl
+  static constexpr bool kPays = false;
+};
 // Query rows per tile, and how many vectors of keys or values they share.
 constexpr int kAttentionRows = 4;
 constexpr int attention_width(int) { return 1; }
