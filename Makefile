@@ -73,7 +73,7 @@ test-voice: $(VENV)/.voice  ## wake words, speech to text and text to speech, wi
 
 soak: $(TOOLS)  ## both doors under load for long: nothing may be left behind (ARGS=--soak-short takes about a minute)
 	$(BIN)/trivium pull smollm2
-	$(PYTEST) -m soak tests/soak $(ARGS)
+	$(PYTEST) -m soak -rP tests/soak $(ARGS)
 
 golden: $(VENV)/.oracle  ## make the golden files anew
 	for script in tests/golden/make_*.py; do $(BIN)/python $$script || exit 1; done

@@ -291,11 +291,15 @@ def test_expired_names_what_is_late_until_it_is_finished() -> None:
 
 def test_deadlines_of_finished_sequences_do_not_pile_up() -> None:
     target = scheduler()
+    last = sequence(1, deadline=1e9)
+    add(target, last)
     for _ in range(500):
         item = sequence(1, deadline=1e9)
         add(target, item)
         target.finish(item)
     assert len(target._deadlines) < 100
+    target.finish(last)
+    assert not target._deadlines  # an idle engine holds no requests
 
 
 def test_accepted_drafts_advance_and_refused_ones_are_cut_back() -> None:

@@ -203,7 +203,8 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
         sequence.parent = None
         self._release_samples(sequence)
-        if len(self._deadlines) > 2 * (self.num_running + self.num_waiting) + 64:
+        unfinished = self.num_running + self.num_waiting
+        if not unfinished or len(self._deadlines) > 2 * unfinished + 64:
             self._deadlines = [entry for entry in self._deadlines if entry[2].status is not SequenceStatus.FINISHED]
             heapq.heapify(self._deadlines)
 
