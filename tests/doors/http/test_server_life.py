@@ -139,9 +139,10 @@ class TestLoading:
         assert not can_connect(port)
 
     def test_loading_can_be_given_up(self):
-        given_up = []
+        given_up, made = [], threading.Event()
 
         def load():
+            made.wait(30)  # the server may ask before its thread has a name here
             try:
                 while True:
                     thread.server.check_running()
@@ -151,6 +152,7 @@ class TestLoading:
                 raise
 
         thread = ServerThread(load)
+        made.set()
         port = thread.wait_listening()
         get(port, "/health")
         thread.server.stop()

@@ -67,6 +67,7 @@ def test_pieces_that_are_merged(tmp_path):
         ("Привет", "cannot be written in the model's tokens"),
     ],
 )
+@pytest.mark.usefixtures("pinyin")
 def test_what_cannot_be_spelled(bpe, text, words):
     with pytest.raises(PhraseError, match=words):
         bpe.spell(text)
