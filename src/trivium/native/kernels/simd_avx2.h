@@ -109,6 +109,16 @@ constexpr int attention_width(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 :
 inline __m256i broadcast(const void* p) { return _mm256_set1_epi32(*static_cast<const int32_t*>(p)); }
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 
+// sum += x, here and now: left to itself GCC computes the products of a whole block first, and spills them all.
+inline void add_int16(__m256i& sum, __m256i x) {
+  sum = _mm256_add_epi16(sum, x);
+  asm("" : "+x"(sum));
+}
+inline void add_int32(__m256i& sum, __m256i x) {
+  sum = _mm256_add_epi32(sum, x);
+  asm("" : "+x"(sum));
+}
+
 template <int R, int G>
 inline void dot_w4a8(const uint8_t* codes, int64_t, const int8_t* q, int64_t stride, vi (*sum)[G]) {
   // 8 steps of at most 2 * 15 * 128 stay below 2^15, so int16 sums are exact within a block.
@@ -121,14 +131,14 @@ inline void dot_w4a8(const uint8_t* codes, int64_t, const int8_t* q, int64_t str
     const __m256i l0 = _mm256_and_si256(c0, mask), l1 = _mm256_and_si256(c1, mask);
     TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
       const __m256i x = broadcast(q + r * stride + 8 * j);
-      s[r][0] = _mm256_add_epi16(s[r][0], _mm256_maddubs_epi16(l0, x));
-      s[r][1] = _mm256_add_epi16(s[r][1], _mm256_maddubs_epi16(l1, x));
+      add_int16(s[r][0], _mm256_maddubs_epi16(l0, x));
+      add_int16(s[r][1], _mm256_maddubs_epi16(l1, x));
     }
     const __m256i h0 = _mm256_and_si256(_mm256_srli_epi16(c0, 4), mask), h1 = _mm256_and_si256(_mm256_srli_epi16(c1, 4), mask);
     TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
       const __m256i x = broadcast(q + r * stride + 8 * j + 4);
-      s[r][0] = _mm256_add_epi16(s[r][0], _mm256_maddubs_epi16(h0, x));
-      s[r][1] = _mm256_add_epi16(s[r][1], _mm256_maddubs_epi16(h1, x));
+      add_int16(s[r][0], _mm256_maddubs_epi16(h0, x));
+      add_int16(s[r][1], _mm256_maddubs_epi16(h1, x));
     }
   }
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) sum[r][0] = {_mm256_madd_epi16(s[r][0], ones), _mm256_madd_epi16(s[r][1], ones)};
@@ -158,8 +168,8 @@ struct Expansion {
         const __m256i w0 = load256(codes + 128 * j + 32 * high), w1 = load256(codes + 128 * j + 64 + 32 * high);
         TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
           const __m256i x = broadcast(q + r * stride + 8 * j + 4 * high);
-          s[r][0] = _mm256_add_epi16(s[r][0], _mm256_maddubs_epi16(w0, x));
-          s[r][1] = _mm256_add_epi16(s[r][1], _mm256_maddubs_epi16(w1, x));
+          add_int16(s[r][0], _mm256_maddubs_epi16(w0, x));
+          add_int16(s[r][1], _mm256_maddubs_epi16(w1, x));
         }
       }
     }
@@ -174,14 +184,17 @@ inline void dot_w4a16(const uint8_t* codes, int64_t, const int16_t* q, int64_t s
   __m256i s[R][2];
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
   TRIVIUM_UNROLL for (int j = 0; j < 4; j++) {
-    TRIVIUM_UNROLL for (int half = 0; half < 2; half++) {
-      const __m256i c = load256(codes + 64 * j + 32 * half);
-      const __m256i low = _mm256_and_si256(c, mask), high = _mm256_and_si256(_mm256_srli_epi16(c, 4), mask);
-      const __m256i parts[4] = {_mm256_and_si256(low, even), _mm256_srli_epi16(low, 8), _mm256_and_si256(high, even),
-                                _mm256_srli_epi16(high, 8)};
-      TRIVIUM_UNROLL for (int t = 0; t < 4; t++) {
+    const __m256i c0 = load256(codes + 64 * j), c1 = load256(codes + 64 * j + 32);
+    TRIVIUM_UNROLL for (int high = 0; high < 2; high++) {
+      const __m256i n0 = _mm256_and_si256(high ? _mm256_srli_epi16(c0, 4) : c0, mask);
+      const __m256i n1 = _mm256_and_si256(high ? _mm256_srli_epi16(c1, 4) : c1, mask);
+      TRIVIUM_UNROLL for (int odd = 0; odd < 2; odd++) {
+        const __m256i w0 = odd ? _mm256_srli_epi16(n0, 8) : _mm256_and_si256(n0, even);
+        const __m256i w1 = odd ? _mm256_srli_epi16(n1, 8) : _mm256_and_si256(n1, even);
         TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
-          s[r][half] = _mm256_add_epi32(s[r][half], _mm256_madd_epi16(parts[t], broadcast(q + r * stride + 8 * j + 2 * t)));
+          const __m256i x = broadcast(q + r * stride + 8 * j + 4 * high + 2 * odd);
+          add_int32(s[r][0], _mm256_madd_epi16(w0, x));
+          add_int32(s[r][1], _mm256_madd_epi16(w1, x));
         }
       }
     }
@@ -200,8 +213,8 @@ inline void dot_w8a16(const uint8_t* codes, int64_t, const int16_t* q, int64_t s
       const __m256i w0 = _mm256_cvtepi8_epi16(load128(codes + 32 * t)), w1 = _mm256_cvtepi8_epi16(load128(codes + 32 * t + 16));
       TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
         const __m256i x = broadcast(q + r * stride + 2 * t);
-        s[r][0] = _mm256_add_epi32(s[r][0], _mm256_madd_epi16(w0, x));
-        s[r][1] = _mm256_add_epi32(s[r][1], _mm256_madd_epi16(w1, x));
+        add_int32(s[r][0], _mm256_madd_epi16(w0, x));
+        add_int32(s[r][1], _mm256_madd_epi16(w1, x));
       }
     }
   }
