@@ -104,7 +104,7 @@ class Model:
     @property
     def weight_bytes(self) -> int: ...
     def block_bytes(self, block_size: int, kv_dtype: str) -> int:
-        """Bytes of one KV block over all layers; `kv_dtype` "float16", "float32" or "int8"."""
+        """Bytes of one KV block over all layers; `kv_dtype` "int16", "int8", "float16" or "float32"."""
     def allocate_cache(self, num_blocks: int, block_size: int, kv_dtype: str) -> None: ...
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole KV blocks, (source, destination), in order."""

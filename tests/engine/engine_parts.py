@@ -64,9 +64,11 @@ class Door:
         return [Answer(self.deltas[key]) for key in keys]
 
     def wait_for_tokens(self, request_id, count, timeout=60):
+        """Until the first sample has as many tokens, or ended with fewer."""
+        key = request_id, 0
         with self._changed:
             assert self._changed.wait_for(
-                lambda: sum(len(delta.token_ids) for delta in self.deltas[request_id, 0]) >= count, timeout
+                lambda: sum(len(delta.token_ids) for delta in self.deltas[key]) >= count or self.ended(key), timeout
             )
 
     def ended(self, key):

@@ -21,7 +21,7 @@ class LoadableModel(FakeModel):
     weight_bytes = 12_300_000
 
     def block_bytes(self, block_size, kv_dtype):
-        return block_size * {"float16": 100, "float32": 200}[kv_dtype]
+        return block_size * {"int16": 100, "float32": 200}[kv_dtype]
 
     def allocate_cache(self, num_blocks, block_size, kv_dtype):
         if num_blocks > 1000:
@@ -83,7 +83,7 @@ def test_loaded_engine_answers(loaded, caplog):
         assert info.eos_token_ids == {EOS}
         assert engine.chat_template is None
     assert loaded.threads == 3
-    assert loaded.native.kv_dtype == "float16"
+    assert loaded.native.kv_dtype == "int16"
     assert caplog.messages == [
         f"model: tiny (fake), 12.3 MB of weights from {loaded.path}",
         "threads: 3, instruction set: portable",

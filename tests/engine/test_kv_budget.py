@@ -75,8 +75,8 @@ def test_configured_context_is_longer_than_the_model_allows():
 @pytest.mark.parametrize(
     ("options", "dtype"),
     [
-        ({}, "float16"),
-        ({"activation_dtype": "int16"}, "float16"),
+        ({}, "int16"),
+        ({"activation_dtype": "int16"}, "int16"),
         ({"activation_dtype": "float32"}, "float32"),
         ({"activation_dtype": "float32", "kv_cache_dtype": "float16"}, "float16"),
         ({"kv_cache_dtype": "float32"}, "float32"),
@@ -89,5 +89,6 @@ def test_cache_type(options, dtype):
 
 
 def test_unknown_cache_type():
-    with pytest.raises(ConfigError, match="kv_cache_dtype must be 'auto' or 'float16' or 'float32' or 'int8', got 'int4'"):
+    allowed = "'auto' or 'int16' or 'int8' or 'float16' or 'float32'"
+    with pytest.raises(ConfigError, match=f"kv_cache_dtype must be {allowed}, got 'int4'"):
         EngineConfig(kv_cache_dtype="int4")

@@ -61,6 +61,6 @@ def test_other_folder_layouts(name: str, convert: Callable[[Path, Path], Path], 
 def test_quantised_weights_stay_close(name: str, quantization: str | None, least: float) -> None:
     with np.load(GOLDEN / name / "expected.npz") as expected:
         native = load_decoder(GOLDEN / name, EngineConfig(quantization=quantization)).native
-        native.allocate_cache(8, BLOCK_SIZE, "float16")
+        native.allocate_cache(8, BLOCK_SIZE, "int16")
         got, logits = native.logits(expected["prompt"]).ravel(), expected["logits"].ravel()
     assert np.corrcoef(got, logits)[0, 1] >= least

@@ -25,8 +25,9 @@ VARIANTS = {
     "interleaved": {"rope_interleaved": True},
     "int8-cache": {"kv": "int8", "block_size": 32},
     "int8-cache-window": {"kv": "int8", "windows": [20, 140]},
+    "float16-cache": {"kv": "float16"},
 }
-every_cache = pytest.mark.parametrize("kv", ["float16", "float32", "int8"])
+every_cache = pytest.mark.parametrize("kv", ["int16", "int8", "float16", "float32"])
 
 
 @pytest.fixture(params=VARIANTS, ids=str)
@@ -95,7 +96,11 @@ def test_split_attention_of_a_long_context_equals_the_whole(kv):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(1, 180), min_size=1, max_size=4), st.integers(0, 2**32), st.sampled_from(["float16", "int8"]))
+@given(
+    st.lists(st.integers(1, 180), min_size=1, max_size=4),
+    st.integers(0, 2**32),
+    st.sampled_from(["int16", "int8", "float16"]),
+)
 def test_any_schedule_gives_the_same_bits(lengths, seed, kv):
     model, rng = tiny_model(kv=kv, blocks=64), np.random.default_rng(seed)
     expected = [logits_alone(model, PROMPT[k : k + n]) for k, n in enumerate(lengths)]
@@ -279,7 +284,7 @@ def test_inconsistent_input_is_refused(change, message):
 def test_an_unknown_cache_type_is_refused():
     model = tiny_model()
     for method, arguments in ((model.block_bytes, (16, "int4")), (model.allocate_cache, (4, 16, "int4"))):
-        with pytest.raises(ValueError, match="kv_dtype must be float16, float32 or int8, got 'int4'"):
+        with pytest.raises(ValueError, match="kv_dtype must be int16, int8, float16 or float32, got 'int4'"):
             method(*arguments)
 
 

@@ -59,7 +59,7 @@ def matrix(type: TensorType, rows: int, cols: int, seed: int) -> Matrix:
 
 
 def tiny_model(
-    type: TensorType = TensorType.Q4_1, kv: str = "float16", blocks: int = 64, block_size: int = 16, **changes: Any
+    type: TensorType = TensorType.Q4_1, kv: str = "int16", blocks: int = 64, block_size: int = 16, **changes: Any
 ) -> Model:
     """A model with its cache; the same arguments give the same weights."""
     s = spec(**changes)

@@ -137,7 +137,8 @@ def _packed_bytes(tensor: Tensor, spec: DecoderSpec, config: EngineConfig) -> in
 def _block_bytes(spec: DecoderSpec, config: EngineConfig) -> int:
     """Keys and values of one block over all layers; heads are padded to 16 elements (native/kv_cache.h)."""
     elements = _round_up(spec.head_dim, 16)
-    head_bytes = {"float16": 2 * elements, "float32": 4 * elements, "int8": elements + 4}[kv_cache_dtype(config)]
+    sizes = {"int16": 2 * elements + 4, "int8": elements + 4, "float16": 2 * elements, "float32": 4 * elements}
+    head_bytes = sizes[kv_cache_dtype(config)]
     return 2 * spec.num_layers * spec.num_kv_heads * config.block_size * head_bytes
 
 

@@ -28,11 +28,11 @@ class KvBudget:
         return self.num_blocks * self.block_bytes
 
 
-def kv_cache_dtype(config: EngineConfig) -> Literal["float16", "float32", "int8"]:
-    """The element type of the cache: what is configured, else float16, or float32 where everything else is."""
+def kv_cache_dtype(config: EngineConfig) -> Literal["int16", "int8", "float16", "float32"]:
+    """The element type of the cache: what is configured, else int16, or float32 where everything else is."""
     if config.kv_cache_dtype != "auto":
         return config.kv_cache_dtype
-    return "float32" if config.activation_dtype == "float32" else "float16"
+    return "float32" if config.activation_dtype == "float32" else "int16"
 
 
 def plan_kv_blocks(

@@ -61,8 +61,9 @@ Activation to_activation(const std::string& name) {
 KvType to_kv_type(const std::string& name) {
   if (name == "float16") return KvType::kFloat16;
   if (name == "float32") return KvType::kFloat32;
+  if (name == "int16") return KvType::kInt16;
   if (name == "int8") return KvType::kInt8;
-  fail("kv_dtype must be float16, float32 or int8, got '" + name + "'");
+  fail("kv_dtype must be int16, int8, float16 or float32, got '" + name + "'");
 }
 
 std::shared_ptr<Matrix> make_matrix(int32_t rows, int32_t cols, const std::vector<std::tuple<int, Array<uint8_t, 1>>>& sources,

@@ -16,6 +16,7 @@ int64_t position_bytes(const ModelConfig& config, KvType type) {
   switch (type) {
     case KvType::kFloat16: return head_dim * 2;
     case KvType::kFloat32: return head_dim * 4;
+    case KvType::kInt16: return head_dim * 2 + static_cast<int64_t>(sizeof(float));
     case KvType::kInt8: break;
   }
   return head_dim + static_cast<int64_t>(sizeof(float));
@@ -30,6 +31,19 @@ void store_f32(float* out, const float* x, int n, int64_t stride) {
   constexpr float kLargest = 3.0e38f;
   for (int i = 0; i < n; i++) out[i * stride] = x[i] > -kLargest ? (x[i] < kLargest ? x[i] : kLargest) : -kLargest;
 }
+
+// Where the first code of a key and a value, and their scales, are in the subtiles k and v.
+template <typename Code>
+struct CodePlaces {
+  Code *key, *value;
+  float *key_scale, *value_scale;
+
+  CodePlaces(uint8_t* k, uint8_t* v, int within, int64_t head_dim)
+      : key(reinterpret_cast<Code*>(k) + 2 * within),
+        value(reinterpret_cast<Code*>(v) + (within - within % 2) * head_dim + within % 2),
+        key_scale(reinterpret_cast<float*>(reinterpret_cast<Code*>(k) + kSubtile * head_dim) + within),
+        value_scale(reinterpret_cast<float*>(reinterpret_cast<Code*>(v) + kSubtile * head_dim) + within) {}
+};
 
 }  // namespace
 
@@ -77,13 +91,16 @@ void KvCache::write(int layer, int block, int slot, int head, const float* key, 
       store_f32(reinterpret_cast<float*>(k) + within, key, head_dim_, kSubtile);
       store_f32(reinterpret_cast<float*>(v) + within * head_dim_padded_, value, head_dim_, 1);
       break;
+    case KvType::kInt16: {
+      const CodePlaces<int16_t> at(k, v, within, head_dim_padded_);
+      *at.key_scale = kernels().store_key_i16(at.key, key, head_dim_);
+      *at.value_scale = kernels().store_value_i16(at.value, value, head_dim_);
+      break;
+    }
     case KvType::kInt8: {
-      const int64_t codes = static_cast<int64_t>(kSubtile) * head_dim_padded_;
-      float* k_scales = reinterpret_cast<float*>(k + codes);
-      float* v_scales = reinterpret_cast<float*>(v + codes);
-      const int64_t pair = within - within % 2;
-      k_scales[within] = kernels().store_key_i8(reinterpret_cast<int8_t*>(k) + 2 * within, key, head_dim_);
-      v_scales[within] = kernels().store_value_i8(reinterpret_cast<int8_t*>(v) + pair * head_dim_padded_ + within % 2, value, head_dim_);
+      const CodePlaces<int8_t> at(k, v, within, head_dim_padded_);
+      *at.key_scale = kernels().store_key_i8(at.key, key, head_dim_);
+      *at.value_scale = kernels().store_value_i8(at.value, value, head_dim_);
       break;
     }
   }

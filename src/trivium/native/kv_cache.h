@@ -3,8 +3,8 @@
 // A block of one layer holds, per KV head, the keys of each 16 positions, then, per KV head, the values of each 16 positions.
 // 16 keys lie as [head_dim][16], 16 values as [16][head_dim]; head_dim is padded to a multiple of 16 with zeros.
 //
-// As int8 a key or value is head_dim codes and a scale: its largest magnitude / 127. 16 keys lie as [head_dim / 2][16][2] and 16
-// values as [8][head_dim][2], so that pairs which are multiplied and summed together are neighbours; the 16 scales (float32) follow.
+// As codes, int16 or int8, a key or value is head_dim codes and a scale. 16 keys lie as [head_dim / 2][16][2] and 16 values as
+// [8][head_dim][2], so that pairs which are multiplied and summed together are neighbours; the 16 scales (float32) follow.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,9 @@
 
 namespace trivium {
 
-enum class KvType : uint8_t { kFloat16, kFloat32, kInt8 };
+enum class KvType : uint8_t { kInt16, kInt8, kFloat16, kFloat32 };
+
+inline bool has_codes(KvType type) { return type == KvType::kInt16 || type == KvType::kInt8; }
 
 class KvCache {
  public:

@@ -176,18 +176,19 @@ void Stepper::attention_block(const StepInput& in, int index) {
            config_.activation);
 }
 
-// Norms and rotates queries and keys, and keeps keys and values in the cache. Keys of int8 want queries of integers.
+// Norms and rotates queries and keys, and keeps keys and values in the cache. Keys of integers want queries of integers.
 void Stepper::write_kv(const StepInput& in, int index) {
   const Layer& layer = model_.layers[static_cast<size_t>(index)];
   const int width = config_.q_size() + 2 * config_.kv_size(), head_dim = config_.head_dim;
   const int rotary = 2 * static_cast<int>(config_.inv_freq.size());
   const int padded = config_.head_dim_padded();
-  const bool codes = cache_.type() == KvType::kInt8;
+  const bool codes = has_codes(cache_.type());
   if (codes) {
     grow(q_codes_, static_cast<size_t>(in.num_rows) * config_.num_heads * padded);
     grow(q_scales_, static_cast<size_t>(in.num_rows) * config_.num_heads);
   }
   const Kernels& k = kernels();
+  const auto quantize_query = cache_.type() == KvType::kInt8 ? k.quantize_query_i8 : k.quantize_query_i16;
   for_rows(in.num_rows, [&](int i) {
     float* q = qkv_.data() + static_cast<int64_t>(i) * width;
     float* key = q + config_.q_size();
@@ -202,7 +203,7 @@ void Stepper::write_kv(const StepInput& in, int index) {
       if (config_.qk_norm) k.rms_norm(head, head, layer.q_norm.data(), head_dim, config_.norm_eps);
       k.rope(head, cosines, sines, rotary, head_dim, config_.rope_interleaved, config_.attention_scale);
       const int64_t at = static_cast<int64_t>(i) * config_.num_heads + h;
-      if (codes) q_scales_[at] = k.quantize_query(q_codes_.data() + at * padded, head, head_dim);
+      if (codes) q_scales_[at] = quantize_query(q_codes_.data() + at * padded, head, head_dim);
     }
     for (int h = 0; h < config_.num_kv_heads; h++) {
       float* head = key + h * head_dim;

@@ -34,7 +34,7 @@ struct Geometry {
   int window;
   int group;  // query heads per KV head
   const float* qkv;
-  const int16_t* q_codes;  // for keys of int8
+  const int16_t* q_codes;  // for keys of integers
   const float* q_scales;
 
   int position(int32_t s, int pair) const {
@@ -85,7 +85,7 @@ void copy_codes(const Geometry& g, const Item& item, Queries* out) {
 
 void load_queries(const Geometry& g, const Item& item, KvType type, Queries* out) {
   const int count = item.end - item.begin;
-  if (type == KvType::kInt8) {
+  if (has_codes(type)) {
     copy_codes(g, item, out);
   } else {
     copy_floats(g, item, out);
@@ -102,6 +102,7 @@ void run_attention(const AttentionArgs& args, KvType type) {
     case KvType::kFloat16: return kernels().attention_f16(args);
     case KvType::kFloat32: return kernels().attention_f32(args);
     case KvType::kInt8: return kernels().attention_i8(args);
+    case KvType::kInt16: return kernels().attention_i16(args);
   }
 }
 

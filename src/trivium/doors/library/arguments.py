@@ -237,7 +237,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     _honoured("num_threads", "threads of the kernels; unset: the cores this process may use"),
     _honoured("kv_cache_memory", "bytes for the KV cache; unset: a quarter of the available memory, at most what is useful"),
     _honoured("num_kv_blocks", "exact number of KV blocks"),
-    _honoured("kv_cache_dtype", "'auto', 'float16', 'float32' or 'int8' (about half the memory)"),
+    _honoured("kv_cache_dtype", "'auto', 'int16', 'int8' (about half the memory), 'float16' or 'float32'"),
     _honoured("prompt_lookup", "guess tokens from what prompt and answer have said before (True); no answer changes"),
     _honoured("activation_dtype", "'auto', 'int8', 'int16' (near exact) or 'float32' (exact, slow)"),
     _honoured("max_waiting", "requests that wait inside the engine (512); longer batches are fed gradually"),

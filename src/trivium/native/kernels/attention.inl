@@ -4,11 +4,14 @@
 // The softmax of each tile of 128 keys, counted from absolute position 0, is computed from the tile's own maximum, and tiles are
 // merged in order (Dao et al., FlashAttention, 2022): the same operations for a query in prefill, in decode and with any split.
 //
-// With codes of int8, which lie in pairs (kv_cache.h), both products are of integers, and exact: queries are int16 (quantize_query),
-// and so are a tile's weights, after each took over the scale of its value. That rounding errs by a hundredth of what the codes do.
+// With codes (int16 or int8), which lie in pairs (kv_cache.h), both products are of integers, and exact: queries are int16
+// (quantize_query), and so are a tile's weights, after each took over the scale of its value.
 //
 // Decoding reads each cache line once, from far away. So a tile's values are fetched while its keys are multiplied, and the next
 // tile's keys while its values are summed.
+
+template <typename T>
+constexpr bool kCodes = static_cast<T>(-1) < static_cast<T>(0) && sizeof(T) < 4;  // int8_t and int16_t, not floats
 
 inline vf load_kv(const uint16_t* p) { return load_f16(p); }
 inline vf load_kv(const float* p) { return load(p); }
@@ -17,7 +20,7 @@ struct TileState {
   float scores[kMaxQueries][kTile];
   float max[kMaxQueries];
   float sum[kMaxQueries];
-  int16_t weights[kMaxQueries][kTile];  // of an int8 cache
+  int16_t weights[kMaxQueries][kTile];  // of codes
   float weight_scales[kMaxQueries];
 };
 
@@ -28,13 +31,14 @@ inline const T* subtile(const AttentionArgs& a, int64_t offset, int key) {
 }
 
 // The 16 scales behind a subtile's codes.
-inline vf load_scales(const AttentionArgs& a, const int8_t* codes) {
+template <typename Code>
+inline vf load_scales(const AttentionArgs& a, const Code* codes) {
   return load(reinterpret_cast<const float*>(codes + kSubtile * static_cast<int64_t>(a.head_dim_padded)));
 }
 
 // scores[r][slot + 16 keys] for R rows and S neighbouring subtiles.
 template <int R, int S, typename T>
-void score_subtiles(const AttentionArgs& a, TileState& t, int row, int slot, const T* const* k, const T* const* v) {
+void score_floats(const AttentionArgs& a, TileState& t, int row, int slot, const T* const* k, const T* const* v) {
   const float* q = a.q + static_cast<int64_t>(row) * a.head_dim_padded;
   vf acc[R][S];
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
@@ -56,15 +60,18 @@ void score_subtiles(const AttentionArgs& a, TileState& t, int row, int slot, con
   }
 }
 
-template <int R, int S>
-void score_subtiles(const AttentionArgs& a, TileState& t, int row, int slot, const int8_t* const* k, const int8_t* const* v) {
+template <int R, int S, typename Code>
+void score_codes(const AttentionArgs& a, TileState& t, int row, int slot, const Code* const* k, const Code* const* v) {
+  constexpr int kLine = 64 / sizeof(Code);  // codes of a cache line
   const int16_t* q = a.q_codes + static_cast<int64_t>(row) * a.head_dim_padded;
   vi acc[R][S];
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
     TRIVIUM_UNROLL for (int s = 0; s < S; s++) acc[r][s] = izero();
   }
   for (int d = 0; d < a.head_dim_padded; d += 4) {
-    TRIVIUM_UNROLL for (int s = 0; s < S; s++) __builtin_prefetch(v[s] + d * kSubtile);
+    TRIVIUM_UNROLL for (int s = 0; s < S; s++) {
+      TRIVIUM_UNROLL for (int line = 0; line < 4 * kSubtile; line += kLine) __builtin_prefetch(v[s] + d * kSubtile + line);
+    }
     TRIVIUM_UNROLL for (int pair = d; pair < d + 4; pair += 2) {
       vpairs codes[S];
       TRIVIUM_UNROLL for (int s = 0; s < S; s++) codes[s] = load_pairs(k[s] + pair * kSubtile);
@@ -80,6 +87,15 @@ void score_subtiles(const AttentionArgs& a, TileState& t, int row, int slot, con
     TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
       store(&t.scores[row + r][slot + s * kSubtile], to_float(acc[r][s]) * (scales * set1(a.q_scales[row + r])));
     }
+  }
+}
+
+template <int R, int S, typename T>
+void score_subtiles(const AttentionArgs& a, TileState& t, int row, int slot, const T* const* k, const T* const* v) {
+  if constexpr (kCodes<T>) {
+    score_codes<R, S>(a, t, row, slot, k, v);
+  } else {
+    score_floats<R, S>(a, t, row, slot, k, v);
   }
 }
 
@@ -104,14 +120,19 @@ inline void hide_keys(const AttentionArgs& a, float* scores, int row, int first_
   }
 }
 
-// Turns a row's scores into exp(score - max), 0 for keys it may not see.
-inline void softmax_row(const AttentionArgs& a, TileState& t, int row, int first_key, int subtiles) {
-  float* scores = t.scores[row];
+// The maximum of a row's scores, after keys it may not see became -infinity.
+inline float row_max(const AttentionArgs& a, TileState& t, int row, int first_key, int subtiles) {
   const int end = first_key + subtiles * kSubtile;
-  if (a.first_key[row] > first_key || a.last_key[row] < end - 1) hide_keys(a, scores, row, first_key, subtiles);
+  if (a.first_key[row] > first_key || a.last_key[row] < end - 1) hide_keys(a, t.scores[row], row, first_key, subtiles);
   vf largest = set1(kNoKey);
-  for (int s = 0; s < subtiles; s++) largest = max(load(scores + s * kSubtile), largest);
-  const float m = max_lanes(largest);
+  for (int s = 0; s < subtiles; s++) largest = max(load(t.scores[row] + s * kSubtile), largest);
+  return max_lanes(largest);
+}
+
+// Turns a row's scores into exp(score - max), 0 for keys it may not see.
+inline void weigh_floats(const AttentionArgs& a, TileState& t, int row, int first_key, int subtiles) {
+  float* scores = t.scores[row];
+  const float m = row_max(a, t, row, first_key, subtiles);
   vf total = zero();
   for (int s = 0; s < subtiles; s++) {
     const vf e = exp_lanes(load(scores + s * kSubtile) - set1(m));
@@ -122,29 +143,57 @@ inline void softmax_row(const AttentionArgs& a, TileState& t, int row, int first
   t.sum[row] = sum_lanes(total);
 }
 
-// Turns exp(score - max) into weights of the values' codes; floats need no such thing.
-template <typename T>
-inline void weigh_row(const AttentionArgs&, TileState&, int, const T* const*, int) {}
-
-inline void weigh_row(const AttentionArgs& a, TileState& t, int row, const int8_t* const* v, int subtiles) {
-  float* weights = t.scores[row];
-  for (int s = 0; s < subtiles; s++) store(weights + s * kSubtile, load(weights + s * kSubtile) * load_scales(a, v[s]));
-  t.weight_scales[row] = quantize_int16_row(t.weights[row], weights, subtiles * kSubtile, 32767.0f);
+// The same, and then into weights of the values' codes, whose products with them sum up to less than 2^31.
+template <typename Code>
+inline void weigh_codes(const AttentionArgs& a, TileState& t, int row, const Code* const* v, int first_key, int subtiles) {
+  float* scores = t.scores[row];
+  const float m = row_max(a, t, row, first_key, subtiles);
+  vf total = zero(), weight_total = zero(), most = zero();
+  for (int s = 0; s < subtiles; s++) {
+    const vf e = exp_lanes(load(scores + s * kSubtile) - set1(m)), w = e * load_scales(a, v[s]);
+    store(scores + s * kSubtile, w);
+    total = total + e;
+    weight_total = weight_total + w;
+    most = max(w, most);
+  }
+  t.max[row] = m;
+  t.sum[row] = sum_lanes(total);
+  const float amax = max_lanes(most);
+  float limit = 32767.0f;
+  if constexpr (sizeof(Code) == 2) {
+    constexpr float kMostSum = 2147483647.0f / kValueLimit - kTile;  // of the weights' codes, less what rounding may add
+    const float sum = sum_lanes(weight_total);
+    if (amax * kMostSum < limit * sum) limit = amax * kMostSum / sum;
+  }
+  const vf inverse = set1(inverse_scale(amax, limit));
+  for (int s = 0; s < subtiles; s++) store_int16(t.weights[row] + s * kSubtile, to_int(load(scores + s * kSubtile) * inverse));
+  t.weight_scales[row] = amax / limit;
 }
 
-// exp(a - b) and exp(c - b) with b = max(a, c)
-inline float merge_weights(float a, float c, float* wa, float* wc) {
-  const float b = a > c ? a : c;
-  float x[16] = {a - b, c - b};
-  store(x, exp_lanes(load(x)));
-  *wa = x[0];
-  *wc = x[1];
-  return b;
+// Brings the states of R rows and of their tile, whose scores are exp(score - max), to a common maximum: factors of both.
+template <int R>
+inline void merge_rows(const AttentionArgs& a, const TileState& t, int row, float* wa, float* wc) {
+  float x[16] = {}, y[16] = {}, sum_x[16] = {}, sum_y[16] = {};
+  for (int r = 0; r < R; r++) {
+    x[r] = a.max[row + r];
+    y[r] = t.max[row + r];
+    sum_x[r] = a.sum[row + r];
+    sum_y[r] = t.sum[row + r];
+  }
+  const vf m = max(load(x), load(y)), factor_x = exp_lanes(load(x) - m), factor_y = exp_lanes(load(y) - m);
+  store(wa, factor_x);
+  store(wc, factor_y);
+  store(x, m);
+  store(sum_x, load(sum_x) * factor_x + load(sum_y) * factor_y);
+  for (int r = 0; r < R; r++) {
+    a.max[row + r] = x[r];
+    a.sum[row + r] = sum_x[r];
+  }
 }
 
 // The sum over a tile's keys of p * v, for R rows and D vectors of the head from `d`. `ahead`: subtiles to fetch, or nullptr.
 template <int R, int D, typename T>
-void sum_values(const AttentionArgs& a, const TileState& t, int row, const T* const* v, const T* const* ahead, int subtiles, int d,
+void sum_floats(const AttentionArgs& a, const TileState& t, int row, const T* const* v, const T* const* ahead, int subtiles, int d,
                 vf (*acc)[D]) {
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
     TRIVIUM_UNROLL for (int i = 0; i < D; i++) acc[r][i] = zero();
@@ -165,9 +214,9 @@ void sum_values(const AttentionArgs& a, const TileState& t, int row, const T* co
   }
 }
 
-template <int R, int D>
-void sum_values(const AttentionArgs& a, const TileState& t, int row, const int8_t* const* v, const int8_t* const* ahead, int subtiles,
-                int d, vf (*sums)[D]) {
+template <int R, int D, typename Code>
+void sum_codes(const AttentionArgs& a, const TileState& t, int row, const Code* const* v, const Code* const* ahead, int subtiles, int d,
+               vf (*sums)[D]) {
   vi acc[R][D];
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
     TRIVIUM_UNROLL for (int i = 0; i < D; i++) acc[r][i] = izero();
@@ -178,7 +227,7 @@ void sum_values(const AttentionArgs& a, const TileState& t, int row, const int8_
       TRIVIUM_UNROLL for (int i = 0; i < D; i++) {
         const int at = j * a.head_dim_padded + 2 * (d + 16 * i);
         codes[i] = load_pairs(v[s] + at);
-        if (ahead != nullptr && i % 2 == 0) __builtin_prefetch(ahead[s] + at);
+        if (ahead != nullptr && (sizeof(Code) == 2 || i % 2 == 0)) __builtin_prefetch(ahead[s] + at);
       }
       TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
         const auto p = set1_pair(&t.weights[row + r][s * kSubtile + j]);
@@ -196,7 +245,11 @@ template <int R, int D, typename T>
 void value_columns(const AttentionArgs& a, const TileState& t, int row, const T* const* v, const T* const* ahead, int subtiles, int d,
                    const float* wa, const float* wc) {
   vf sums[R][D];
-  sum_values<R, D>(a, t, row, v, ahead, subtiles, d, sums);
+  if constexpr (kCodes<T>) {
+    sum_codes<R, D>(a, t, row, v, ahead, subtiles, d, sums);
+  } else {
+    sum_floats<R, D>(a, t, row, v, ahead, subtiles, d, sums);
+  }
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
     TRIVIUM_UNROLL for (int i = 0; i < D; i++) {
       float* out = a.acc + static_cast<int64_t>(row + r) * a.head_dim_padded + d + 16 * i;
@@ -213,7 +266,7 @@ inline const T* const* next_keys(const AttentionArgs& a, int first_key, const T*
   for (int s = 0; s < kTile / kSubtile; s++) {
     const int key = first_key + s * kSubtile;
     next[s] = subtile<T>(a, a.k_offset, key < last ? key : last);
-    if (sizeof(T) == 1) __builtin_prefetch(next[s] + kSubtile * a.head_dim_padded);  // the scales
+    if (kCodes<T>) __builtin_prefetch(next[s] + kSubtile * a.head_dim_padded);  // the scales
   }
   return next;
 }
@@ -227,14 +280,15 @@ void attend_rows(const AttentionArgs& a, TileState& t, int row, int first_key, i
   }
   const T* const* ahead = row == 0 ? next_keys(a, first_key + kTile, next) : nullptr;
   score_rows<R>(a, t, row, k, v, subtiles);
-  float wa[R], wc[R];
-  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
-    softmax_row(a, t, row + r, first_key, subtiles);
-    weigh_row(a, t, row + r, v, subtiles);
-    const float m = merge_weights(a.max[row + r], t.max[row + r], &wa[r], &wc[r]);
-    a.max[row + r] = m;
-    a.sum[row + r] = a.sum[row + r] * wa[r] + t.sum[row + r] * wc[r];
+  for (int r = 0; r < R; r++) {
+    if constexpr (kCodes<T>) {
+      weigh_codes(a, t, row + r, v, first_key, subtiles);
+    } else {
+      weigh_floats(a, t, row + r, first_key, subtiles);
+    }
   }
+  float wa[16], wc[16];
+  merge_rows<R>(a, t, row, wa, wc);
   constexpr int kWidth = attention_width(R);
   int d = 0;
   for (; d + 16 * kWidth <= a.head_dim_padded; d += 16 * kWidth) value_columns<R, kWidth>(a, t, row, v, ahead, subtiles, d, wa, wc);
@@ -259,6 +313,16 @@ void attention(const AttentionArgs& a) {
     const int keys = last + 1 - first_key < kTile ? last + 1 - first_key : kTile;
     attend_tiles<kAttentionRows, T>(a, t, 0, first_key, (keys + kSubtile - 1) / kSubtile);
   }
+}
+
+// exp(a - b) and exp(c - b) with b = max(a, c), which is returned.
+inline float merge_weights(float a, float c, float* wa, float* wc) {
+  const float b = a > c ? a : c;
+  float x[16] = {a - b, c - b};
+  store(x, exp_lanes(load(x)));
+  *wa = x[0];
+  *wc = x[1];
+  return b;
 }
 
 void merge_attention(float* max_a, float* sum_a, float* acc_a, const float* max_b, const float* sum_b, const float* acc_b,

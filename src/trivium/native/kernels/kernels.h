@@ -68,7 +68,7 @@ struct MatmulOutput {
 // Attention of `queries` rows of one sequence and one KV head over key tiles [tile_begin, tile_end).
 // State per row is (max, sum, acc[head_dim_padded]); the caller starts it with reset_attention and may merge several.
 struct AttentionArgs {
-  const float* q;                // [queries, head_dim_padded], scaled; an int8 cache takes the next two instead
+  const float* q;                // [queries, head_dim_padded], scaled; a cache of codes takes the next two instead
   const int16_t* q_codes;        // [queries, head_dim_padded]
   const float* q_scales;         // [queries]
   const int32_t* last_key;       // per row: the last key position it may see
@@ -117,11 +117,17 @@ struct Kernels {
   float (*store_key_i8)(int8_t* codes, const float* key, int64_t n);
   float (*store_value_i8)(int8_t* codes, const float* value, int64_t n);
   // Codes of a query for keys of int8, filled up to a multiple of 16. Returns the scale, which is not finite if the query is not.
-  float (*quantize_query)(int16_t* codes, const float* query, int64_t n);
+  float (*quantize_query_i8)(int16_t* codes, const float* query, int64_t n);
+
+  // And as codes of int16, for which keys and queries are not spread.
+  float (*store_key_i16)(int16_t* codes, const float* key, int64_t n);
+  float (*store_value_i16)(int16_t* codes, const float* value, int64_t n);
+  float (*quantize_query_i16)(int16_t* codes, const float* query, int64_t n);
 
   void (*attention_f16)(const AttentionArgs& args);
   void (*attention_f32)(const AttentionArgs& args);
   void (*attention_i8)(const AttentionArgs& args);
+  void (*attention_i16)(const AttentionArgs& args);
   // Merge state b into a, as the tiles of one call are merged.
   void (*merge_attention)(float* max_a, float* sum_a, float* acc_a, const float* max_b, const float* sum_b, const float* acc_b,
                           int head_dim_padded);

@@ -37,6 +37,19 @@ inline vi izero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 inline vi operator+(vi x, vi y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 inline vi operator&(vi x, vi y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 inline vi imax(vi x, vi y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
+// Sum of the lanes, in the order that all instruction sets have: halves onto each other until one lane is left.
+inline float sum_lanes(vf x) {
+  const __m256 h = _mm256_add_ps(x.a, x.b);
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+inline float max_lanes(vf x) {
+  const __m256 h = _mm256_max_ps(x.a, x.b);
+  __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+}
 inline int32_t reduce_max(vi x) {
   const __m256i a = _mm256_max_epi32(x.a, x.b);
   __m128i b = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
@@ -80,11 +93,25 @@ inline void store_int8(int8_t* p, vi x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
 }
 
-// 16 pairs of int8, widened to int16: a pair per lane.
+// sum += x, here and now: left to itself GCC computes the products of a whole block first, and spills them all.
+inline void add_int16(__m256i& sum, __m256i x) {
+  sum = _mm256_add_epi16(sum, x);
+  asm("" : "+x"(sum));
+}
+inline void add_int32(__m256i& sum, __m256i x) {
+  sum = _mm256_add_epi32(sum, x);
+  asm("" : "+x"(sum));
+}
+
+// 16 pairs of int8 or int16, as int16: a pair per lane.
 struct vpairs {
   __m256i a, b;
 };
 inline vpairs load_pairs(const int8_t* p) { return {_mm256_cvtepi8_epi16(load128(p)), _mm256_cvtepi8_epi16(load128(p + 16))}; }
+inline vpairs load_pairs(const int16_t* p) {
+  const __m256i* v = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)};
+}
 // One pair of int16, in every lane.
 inline __m256i set1_pair(const int16_t* p) {
   int32_t x;
@@ -93,7 +120,9 @@ inline __m256i set1_pair(const int16_t* p) {
 }
 // z + x[0] * y[0] + x[1] * y[1] per lane
 inline vi dot_pairs(vpairs x, __m256i y, vi z) {
-  return {_mm256_add_epi32(z.a, _mm256_madd_epi16(x.a, y)), _mm256_add_epi32(z.b, _mm256_madd_epi16(x.b, y))};
+  add_int32(z.a, _mm256_madd_epi16(x.a, y));
+  add_int32(z.b, _mm256_madd_epi16(x.b, y));
+  return z;
 }
 
 constexpr int kNarrowRows = 4;     // activation rows per tile
@@ -108,16 +137,6 @@ constexpr int attention_width(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 :
 
 inline __m256i broadcast(const void* p) { return _mm256_set1_epi32(*static_cast<const int32_t*>(p)); }
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-
-// sum += x, here and now: left to itself GCC computes the products of a whole block first, and spills them all.
-inline void add_int16(__m256i& sum, __m256i x) {
-  sum = _mm256_add_epi16(sum, x);
-  asm("" : "+x"(sum));
-}
-inline void add_int32(__m256i& sum, __m256i x) {
-  sum = _mm256_add_epi32(sum, x);
-  asm("" : "+x"(sum));
-}
 
 template <int R, int G>
 inline void dot_w4a8(const uint8_t* codes, int64_t, const int8_t* q, int64_t stride, vi (*sum)[G]) {

@@ -32,6 +32,19 @@ inline vi izero() { return {_mm512_setzero_si512()}; }
 inline vi operator+(vi a, vi b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline vi operator&(vi a, vi b) { return {_mm512_and_si512(a.v, b.v)}; }
 inline vi imax(vi a, vi b) { return {_mm512_max_epi32(a.v, b.v)}; }
+// Sum of the lanes, in the order that all instruction sets have: halves onto each other until one lane is left.
+inline float sum_lanes(vf a) {
+  const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+inline float max_lanes(vf a) {
+  const __m256 h = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+}
 inline int32_t reduce_max(vi a) { return _mm512_reduce_max_epi32(a.v); }
 inline int32_t reduce_add(vi a) { return _mm512_reduce_add_epi32(a.v); }
 inline vi shift_left_23(vi a) { return {_mm512_slli_epi32(a.v, 23)}; }
@@ -51,11 +64,12 @@ inline vf load_bf16(const uint16_t* p) {
 inline void store_int8(int8_t* p, vi a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v)); }
 inline void store_int16(int16_t* p, vi a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(a.v)); }
 
-// 16 pairs of int8, widened to int16: a pair per lane.
+// 16 pairs of int8 or int16, as int16: a pair per lane.
 struct vpairs {
   __m512i v;
 };
 inline vpairs load_pairs(const int8_t* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+inline vpairs load_pairs(const int16_t* p) { return {_mm512_loadu_si512(p)}; }
 // One pair of int16, in every lane.
 inline __m512i set1_pair(const int16_t* p) {
   int32_t x;
@@ -63,7 +77,11 @@ inline __m512i set1_pair(const int16_t* p) {
   return _mm512_set1_epi32(x);
 }
 // c + a[0] * b[0] + a[1] * b[1] per lane
-inline vi dot_pairs(vpairs a, __m512i b, vi c) { return {_mm512_dpwssd_epi32(c.v, a.v, b)}; }
+inline vi dot_pairs(vpairs a, __m512i b, vi c) {
+  c.v = _mm512_dpwssd_epi32(c.v, a.v, b);
+  asm("" : "+v"(c.v));  // in the register it is in: GCC would move it to another one and back
+  return c;
+}
 
 // With many rows a tile is 6 rows of activations by 2 groups of 16 outputs: a broadcast activation is used twice, which halves the
 // loads that otherwise bound the loop, and accumulators still fit the 32 registers.
@@ -75,7 +93,7 @@ struct Expansion {  // see matmul.inl
 };
 // Query rows per tile, and how many vectors of keys or values they share.
 constexpr int kAttentionRows = 6;
-constexpr int attention_width(int rows) { return rows <= 3 ? 4 : 2; }
+constexpr int attention_width(int) { return 4; }
 
 // Integer dot products of one block: 32 weights of G groups of 16 output rows, `step` bytes apart, with 32 activations of R rows.
 

@@ -57,6 +57,13 @@ inline vi imax(vi x, vi y) { return {vmaxq_s32(x.a, y.a), vmaxq_s32(x.b, y.b), v
 inline int32_t reduce_max(vi x) { return vmaxvq_s32(vmaxq_s32(vmaxq_s32(x.a, x.b), vmaxq_s32(x.c, x.d))); }
 inline int32_t reduce_add(vi x) { return vaddvq_s32(vaddq_s32(vaddq_s32(x.a, x.b), vaddq_s32(x.c, x.d))); }
 inline vi shift_left_23(vi x) { return {vshlq_n_s32(x.a, 23), vshlq_n_s32(x.b, 23), vshlq_n_s32(x.c, 23), vshlq_n_s32(x.d, 23)}; }
+// Sum of the lanes, in the order that all instruction sets have: halves onto each other until one lane is left.
+inline float sum_lanes(vf x) {
+  const float32x4_t q = vaddq_f32(vaddq_f32(x.a, x.c), vaddq_f32(x.b, x.d));
+  const float32x2_t h = vadd_f32(vget_low_f32(q), vget_high_f32(q));
+  return vget_lane_f32(h, 0) + vget_lane_f32(h, 1);
+}
+inline float max_lanes(vf x) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(x.a, x.c), vmaxq_f32(x.b, x.d))); }
 inline vi iota() {
   const int32x4_t v = {0, 1, 2, 3};
   return {v, vaddq_s32(v, vdupq_n_s32(4)), vaddq_s32(v, vdupq_n_s32(8)), vaddq_s32(v, vdupq_n_s32(12))};
@@ -95,13 +102,17 @@ inline void store_int8(int8_t* p, vi x) {
   vst1q_s8(p, vqmovn_high_s16(vqmovn_s16(vqmovn_high_s32(vqmovn_s32(x.a), x.b)), vqmovn_high_s32(vqmovn_s32(x.c), x.d)));
 }
 
-// 16 pairs of int8, widened to int16: the first of each pair in a and b, the second in c and d.
+// 16 pairs of int8 or int16, as int16: the first of each pair in a and b, the second in c and d.
 struct vpairs {
   int16x8_t a, b, c, d;
 };
 inline vpairs load_pairs(const int8_t* p) {
   const int8x16x2_t x = vld2q_s8(p);
   return {vmovl_s8(vget_low_s8(x.val[0])), vmovl_high_s8(x.val[0]), vmovl_s8(vget_low_s8(x.val[1])), vmovl_high_s8(x.val[1])};
+}
+inline vpairs load_pairs(const int16_t* p) {
+  const int16x8x2_t x = vld2q_s16(p), y = vld2q_s16(p + 16);
+  return {x.val[0], y.val[0], x.val[1], y.val[1]};
 }
 // One pair of int16, in every lane.
 inline int16x4_t set1_pair(const int16_t* p) {

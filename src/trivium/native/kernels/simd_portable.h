@@ -46,6 +46,21 @@ inline vi izero() { return {int16v{}}; }
 inline vi operator+(vi a, vi b) { return {reinterpret_cast<int16v>(reinterpret_cast<uint16v>(a.v) + reinterpret_cast<uint16v>(b.v))}; }
 inline vi operator&(vi a, vi b) { return {a.v & b.v}; }
 inline vi imax(vi a, vi b) { return {a.v > b.v ? a.v : b.v}; }
+// Sum of the lanes, in the order that all instruction sets have: halves onto each other until one lane is left.
+inline float sum_lanes(vf a) {
+  float t[16];
+  store(t, a);
+  for (int width = 8; width > 0; width /= 2) {
+    for (int i = 0; i < width; i++) t[i] += t[i + width];
+  }
+  return t[0];
+}
+inline float max_lanes(vf a) {
+  float t[16];
+  store(t, a);
+  for (int i = 1; i < 16; i++) t[0] = t[i] > t[0] ? t[i] : t[0];
+  return t[0];
+}
 inline int32_t reduce_max(vi a) {
   int32_t m = a.v[0];
   for (int i = 1; i < 16; i++) m = a.v[i] > m ? a.v[i] : m;
@@ -83,11 +98,12 @@ inline void store_int16(int16_t* p, vi a) {
   for (int i = 0; i < 16; i++) p[i] = static_cast<int16_t>(a.v[i] < -32768 ? -32768 : a.v[i] > 32767 ? 32767 : a.v[i]);
 }
 
-// 16 pairs of int8, a pair per lane: the first and the second of each.
+// 16 pairs of int8 or int16, a pair per lane: the first and the second of each.
 struct vpairs {
   int16v a, b;
 };
-inline vpairs load_pairs(const int8_t* p) {
+template <typename T>
+inline vpairs load_pairs(const T* p) {
   vpairs r;
   for (int i = 0; i < 16; i++) {
     r.a[i] = p[2 * i];

@@ -1,22 +1,5 @@
 // Element-wise kernels on 16-lane vectors. Included in each instruction set's translation unit, inside its anonymous namespace.
 
-// Sum of the lanes in a fixed order, the same on every instruction set.
-inline float sum_lanes(vf a) {
-  float t[16];
-  store(t, a);
-  for (int width = 8; width > 0; width /= 2) {
-    for (int i = 0; i < width; i++) t[i] += t[i + width];
-  }
-  return t[0];
-}
-
-inline float max_lanes(vf a) {
-  float t[16];
-  store(t, a);
-  for (int i = 1; i < 16; i++) t[0] = t[i] > t[0] ? t[i] : t[0];
-  return t[0];
-}
-
 // e^x with a relative error of about 2^-23 on [-86.6, 88.7]; 0 below. Cody and Waite's reduction, then a polynomial of degree 6
 // (Cephes expf's coefficients).
 inline vf exp_lanes(vf x) {
@@ -204,18 +187,41 @@ inline float quantize_int16_row(int16_t* q, const float* x, int64_t n, float lim
   return amax / limit;
 }
 
-// codes[(i / 2) * pair_stride + (i % 2) * stride] = x[i] / scale; returns the scale, which is always finite.
-inline float quantize_int8_row(int8_t* codes, const float* x, int64_t n, int64_t pair_stride, int64_t stride) {
-  constexpr float kLargest = 3.0e38f;
-  const vf low = set1(-kLargest), high = set1(kLargest);
-  const float found = row_amax(x, n), amax = found < kLargest ? found : kLargest;
-  const vf inverse = set1(inverse_scale(amax, 127.0f));
+inline void store_codes(int8_t* p, vi a) { store_int8(p, a); }
+inline void store_codes(int16_t* p, vi a) { store_int16(p, a); }
+
+constexpr float kLargest = 3.0e38f;
+inline vf to_finite(vf a) { return min(max(a, set1(-kLargest)), set1(kLargest)); }
+
+// codes[(i / 2) * pair_stride + (i % 2) * stride] = x[i] / scale, `limit` for the largest magnitude, amax; returns the scale, which is
+// always finite.
+template <typename Code>
+inline float spread_codes(Code* codes, const float* x, int64_t n, float amax, float limit, int64_t pair_stride, int64_t stride) {
+  const vf inverse = set1(inverse_scale(amax, limit));
   for (int64_t i = 0; i < n; i += 16) {
-    int8_t t[16];
-    store_int8(t, to_int(min(max(n - i >= 16 ? load(x + i) : load_tail(x + i, n - i, 0.0f), low), high) * inverse));
+    Code t[16];
+    store_codes(t, to_int(to_finite(n - i >= 16 ? load(x + i) : load_tail(x + i, n - i, 0.0f)) * inverse));
     for (int64_t k = 0; k < 16 && i + k < n; k++) codes[(i + k) / 2 * pair_stride + k % 2 * stride] = t[k];
   }
-  return amax / 127.0f;
+  return amax / limit;
+}
+
+inline float finite_amax(const float* x, int64_t n) {
+  const float found = row_amax(x, n);
+  return found < kLargest ? found : kLargest;
+}
+
+// What the largest magnitude of x may become as int16 so that its products with another such row sum up to less than 2^31, whatever
+// their order: by Cauchy and Schwarz if each row is no longer than 2^15.5, less what rounding may add. n is a multiple of 16.
+inline float product_limit(const float* x, int64_t n, float amax) {
+  const vf inverse = set1(inverse_scale(amax, 1.0f));
+  vf squares = zero();
+  for (int64_t i = 0; i < n; i += 16) {
+    const vf v = to_finite(load(x + i)) * inverse;
+    squares = fma(v, v, squares);
+  }
+  const float length = __builtin_sqrtf(sum_lanes(squares)), most = 46340.0f - __builtin_sqrtf(static_cast<float>(n));
+  return most < 32767.0f * length ? most / length : 32767.0f;
 }
 
 // Walsh's and Hadamard's matrix of order 16.
@@ -274,17 +280,39 @@ float store_key_i8(int8_t* codes, const float* key, int64_t n) {
   float padded[kMaxHeadDim], spread[kMaxHeadDim];
   n = pad_head(padded, key, n);
   spread_head(spread, padded, n);
-  return quantize_int8_row(codes, spread, n, 2 * kSubtile, 1);
+  return spread_codes(codes, spread, n, finite_amax(spread, n), 127.0f, 2 * kSubtile, 1);
 }
 
-float store_value_i8(int8_t* codes, const float* value, int64_t n) { return quantize_int8_row(codes, value, n, 4, 2); }
+float store_value_i8(int8_t* codes, const float* value, int64_t n) {
+  return spread_codes(codes, value, n, finite_amax(value, n), 127.0f, 4, 2);
+}
 
-float quantize_query(int16_t* codes, const float* query, int64_t n) {
+float quantize_query_i8(int16_t* codes, const float* query, int64_t n) {
   float padded[kMaxHeadDim], spread[kMaxHeadDim];
   n = pad_head(padded, query, n);
   const int64_t order = spread_head(spread, padded, n);
   const int64_t limit = INT32_MAX / (127 * n);  // so that no sum of n products with codes of a key can overflow
   return quantize_int16_row(codes, spread, n, static_cast<float>(limit < 32767 ? limit : 32767)) / static_cast<float>(order);
+}
+
+float store_key_i16(int16_t* codes, const float* key, int64_t n) {
+  float padded[kMaxHeadDim];
+  n = pad_head(padded, key, n);
+  const float amax = finite_amax(padded, n);
+  return spread_codes(codes, padded, n, amax, product_limit(padded, n, amax), 2 * kSubtile, 1);
+}
+
+// 14 bits: of the 32 of a sum, values and weights of 128 keys then err alike.
+constexpr float kValueLimit = 8191.0f;
+float store_value_i16(int16_t* codes, const float* value, int64_t n) {
+  return spread_codes(codes, value, n, finite_amax(value, n), kValueLimit, 4, 2);
+}
+
+float quantize_query_i16(int16_t* codes, const float* query, int64_t n) {
+  float padded[kMaxHeadDim];
+  n = pad_head(padded, query, n);
+  const float limit = product_limit(padded, n, finite_amax(padded, n));
+  return quantize_int16_row(codes, padded, n, limit);
 }
 
 float exp_sum(float* out, const float* x, int64_t n, float largest, float scale) {

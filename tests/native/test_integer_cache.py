@@ -1,6 +1,8 @@
-"""The KV cache of int8: attention over its codes against numpy, and the memory it takes. test_step.py has its bits."""
+"""KV caches of int16 and int8: attention over their codes against numpy, and what memory they take. Bits: test_step.py."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +18,10 @@ TOKENS = np.random.default_rng(3).integers(0, VOCAB, 160).astype(np.int32)
 class Decoder:
     """One layer of float32 weights whose feed-forward adds nothing, on the core and in numpy."""
 
-    def __init__(self, head_dim: int, rotary: int | None = None, window: int = 0, hot: int | None = None) -> None:
-        """`hot`: the only element of queries and keys that is not zero."""
+    def __init__(
+        self, head_dim: int, rotary: int | None = None, window: int = 0, hot: int | None = None, flat: bool = False
+    ) -> None:
+        """`hot`: the only element of queries and keys that is not zero; `flat`: all their elements are equal."""
         rng = np.random.default_rng(head_dim)
         self.head_dim, self.window = head_dim, window
         self.inv_freq = (100.0 ** -np.linspace(0, 1, (rotary or head_dim) // 2)).astype(np.float32)
@@ -25,6 +29,8 @@ class Decoder:
         self.qkv = random(rng, q + 2 * kv, HIDDEN)
         if hot is not None:
             self.qkv[: q + kv][np.arange(q + kv) % head_dim != hot] = 0
+        if flat:
+            self.qkv[: q + kv] = np.repeat(self.qkv[: q + kv : head_dim], head_dim, axis=0)
         self.projection, self.output = random(rng, HIDDEN, q), random(rng, VOCAB, HIDDEN)
 
     def native(self, kv: str) -> Model:
@@ -105,21 +111,37 @@ def rounded(x: np.ndarray) -> np.ndarray:
     return np.rint(x / scale) * scale
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"head_dim": 20},
-        {"head_dim": 64},
-        {"head_dim": 64, "window": 40},
-        {"head_dim": 80},
-        {"head_dim": 96},
-        {"head_dim": 128, "rotary": 32},
-        # A hot element makes every code of a key the largest: no larger sums are possible.
-        {"head_dim": 128, "rotary": 2, "hot": 77},
-        {"head_dim": 1024, "rotary": 2, "hot": 1000},
-    ],
-    ids=lambda options: "-".join(f"{name}{value}" for name, value in options.items()),
-)
+HEADS_OPTIONS = [
+    {"head_dim": 20},
+    {"head_dim": 64},
+    {"head_dim": 64, "window": 40},
+    {"head_dim": 80},
+    {"head_dim": 96},
+    {"head_dim": 128, "rotary": 32},
+    # A hot element makes every code of an int8 key the largest: no larger sums are possible.
+    {"head_dim": 128, "rotary": 2, "hot": 77},
+    {"head_dim": 1024, "rotary": 2, "hot": 1000},
+]
+# And this comes next to what codes of int16 may sum up to.
+FLAT_OPTIONS = [{"head_dim": 128, "rotary": 2, "flat": True}, {"head_dim": 1024, "rotary": 2, "flat": True}]
+
+
+def named(options: dict[str, Any]) -> str:
+    return "-".join(f"{name}{value}" for name, value in options.items())
+
+
+@pytest.mark.parametrize("options", [*HEADS_OPTIONS, *FLAT_OPTIONS], ids=named)
+def test_codes_of_int16_err_no_more_than_float16(options):
+    decoder = Decoder(**options)
+    exact = decoder.logits(TOKENS, False)
+
+    def error(kv: str) -> float:
+        return np.sqrt(((decoder.native(kv).logits(TOKENS) - exact) ** 2).mean())
+
+    assert error("int16") < 1.2 * error("float16")
+
+
+@pytest.mark.parametrize("options", HEADS_OPTIONS, ids=named)
 def test_attention_is_that_of_the_rounded_keys_and_values(options):
     """What int16 queries and weights round away is far less than what the codes do."""
     decoder = Decoder(**options)
@@ -130,13 +152,27 @@ def test_attention_is_that_of_the_rounded_keys_and_values(options):
     assert np.allclose(decoder.native("float32").logits(TOKENS), exact, atol=1e-3)
 
 
-def test_keys_and_values_of_zero():
+@pytest.mark.parametrize("kv", ["int16", "int8"])
+def test_keys_and_values_of_zero(kv):
     decoder = Decoder(32)
     decoder.qkv[:] = 0
-    assert np.allclose(decoder.native("int8").logits(TOKENS), decoder.logits(TOKENS, False), atol=1e-4)
+    assert np.allclose(decoder.native(kv).logits(TOKENS), decoder.logits(TOKENS, False), atol=1e-4)
 
 
-@pytest.mark.parametrize(("kv", "of_a_head"), [("float16", 2 * 32), ("float32", 4 * 32), ("int8", 32 + 4)])
+@pytest.mark.parametrize("kv", ["int16", "int8"])
+def test_equal_values_under_equal_weights(kv):
+    """Every code of a value is the largest, and so are the weights' sums: all round the same way, as float16 would."""
+    decoder = Decoder(32)
+    decoder.qkv[: -KV_HEADS * 32] = 0
+    decoder.qkv[-KV_HEADS * 32 :] = decoder.qkv[-1]
+    tokens = np.full(160, 7, np.int32)
+    exact = decoder.logits(tokens, False)
+    assert np.abs(decoder.native(kv).logits(tokens) - exact).max() < 5e-4 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize(
+    ("kv", "of_a_head"), [("int16", 2 * 32 + 4), ("int8", 32 + 4), ("float16", 2 * 32), ("float32", 4 * 32)]
+)
 def test_bytes_of_a_block(kv, of_a_head):
     """Two layers, two heads of 20 elements that take 32, keys and values."""
     assert tiny_model().block_bytes(48, kv) == 2 * 2 * 2 * 48 * of_a_head
