@@ -91,13 +91,13 @@ def test_quantising_while_loading_keeps_the_weights_close(type, mode, bound):
     [
         ("Q4_0", 5),
         ("Q4_1", 5),
-        ("Q4_K", 6),
+        ("Q4_K", 4.625),
         ("Q5_0", 8.5),
         ("Q8_0", 8.5),
         ("IQ4_NL", 8.5),
         ("Q5_1", 9),
-        ("Q5_K", 10),
-        ("Q6_K", 10),
+        ("Q5_K", 8.625),
+        ("Q6_K", 8.625),
         ("BF16", 16),
     ],
 )

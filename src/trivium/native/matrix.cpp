@@ -6,6 +6,7 @@
 
 #include "arena.h"
 #include "half.h"
+#include "kernels/packed_block.h"
 #include "pool.h"
 
 namespace trivium {
@@ -61,24 +62,46 @@ void get_codes(Family family, const uint8_t* block, int row, int8_t* codes) {
   }
 }
 
-void put_scale(uint8_t* scales, bool wide, int index, float value) {
-  if (wide) {
-    std::memcpy(scales + 4 * index, &value, 4);
-  } else {
-    const uint16_t half = float_to_half(value);
-    std::memcpy(scales + 2 * index, &half, 2);
-  }
+void put_half(uint8_t* halves, int lane, float value) {
+  const uint16_t half = float_to_half(value);
+  std::memcpy(halves + 2 * lane, &half, sizeof half);
 }
 
-float get_scale(const uint8_t* scales, bool wide, int index) {
-  if (wide) {
-    float value;
-    std::memcpy(&value, scales + 4 * index, 4);
-    return value;
-  }
+float get_half(const uint8_t* halves, int lane) {
   uint16_t half;
-  std::memcpy(&half, scales + 2 * index, 2);
+  std::memcpy(&half, halves + 2 * lane, sizeof half);
   return half_to_float(half);
+}
+
+int code_bytes(const PackedView& view) { return view.family == Family::kW4 ? 256 : 512; }
+
+// Vectors of scales in a block that is not nested.
+int scale_parts(const PackedView& view) { return 1 + view.has_min; }
+
+int64_t codes_at(const PackedView& view, int b) {
+  const int codes = code_bytes(view);
+  return view.nested ? nested_codes(b, codes) : static_cast<int64_t>(b) * (codes + scale_parts(view) * 2 * kGroup);
+}
+
+void put_scales(const PackedView& view, uint8_t* group, int b, int lane, const CodeBlock& block) {
+  const int codes = code_bytes(view);
+  if (view.nested) {
+    for (int part = 0; part < 2; part++) {
+      group[nested_scale(b, part, codes) + lane] = static_cast<uint8_t>(block.part[part]);
+      put_half(group + nested_factor(b, part, codes), lane, block.factor[part]);
+    }
+    return;
+  }
+  uint8_t* scales = group + codes_at(view, b) + codes;
+  put_half(scales, lane, block.scale[0]);
+  if (view.has_min) put_half(scales + 2 * kGroup, lane, block.min);
+}
+
+float get_scale(const PackedView& view, const uint8_t* group, int b, int lane, int part) {
+  const int codes = code_bytes(view);
+  if (!view.nested) return get_half(group + codes_at(view, b) + codes + part * 2 * kGroup, lane);
+  return get_half(group + nested_factor(b, part, codes), lane) *
+         static_cast<float>(static_cast<int8_t>(group[nested_scale(b, part, codes) + lane]));
 }
 
 // Symmetric 8-bit: the largest magnitude becomes 127.
@@ -123,18 +146,15 @@ void Matrix::choose_family(TensorType type, PackMode mode) {
   } else {
     view_.family = is_four_bit(type) ? Family::kW4 : Family::kW8;
     view_.has_min = has_min(type);
-    view_.wide_scales = is_k_quant(type);
+    view_.nested = is_k_quant(type);
     view_.half_scales = type == TensorType::kQ6_K;
   }
-  const int scales = kGroup * (view_.wide_scales ? 4 : 2);
   switch (view_.family) {
-    case Family::kW4: block_bytes_ = 256 + 2 * scales; break;
-    case Family::kW8: block_bytes_ = 512 + scales * (1 + view_.half_scales + view_.has_min); break;
-    case Family::kF32: block_bytes_ = 4 * kGroup; break;  // per column
-    default: block_bytes_ = 2 * kGroup; break;
+    case Family::kF32: view_.group_bytes = int64_t{4} * kGroup * view_.cols; break;
+    case Family::kF16:
+    case Family::kBF16: view_.group_bytes = int64_t{2} * kGroup * view_.cols; break;
+    default: view_.group_bytes = view_.nested ? view_.blocks / kNest * nest_bytes(code_bytes(view_)) : codes_at(view_, view_.blocks);
   }
-  const bool floats = view_.family == Family::kF32 || view_.family == Family::kF16 || view_.family == Family::kBF16;
-  view_.group_bytes = static_cast<int64_t>(block_bytes_) * (floats ? view_.cols : view_.blocks);
 }
 
 Matrix::Matrix(int32_t rows, int32_t cols, const std::vector<Source>& sources, PackMode mode) {
@@ -188,18 +208,13 @@ void Matrix::pack_group(int32_t group, const std::vector<const uint8_t*>& rows, 
       for (int32_t k = 0; k < view_.cols; k++) std::memcpy(base + (static_cast<int64_t>(k) * kGroup + lane) * 2, row + 2 * k, 2);
       continue;
     }
-    const int scale_bytes = kGroup * (view_.wide_scales ? 4 : 2);
     for (int32_t b = 0; b < view_.blocks; b++) {
       CodeBlock block;
       if (!to_float) read_codes(type, row, b, &block);
       else if (mode == PackMode::kWint4) quantize_wint4(&row_values[static_cast<size_t>(b) * kBlock], &block);
       else quantize_wint8(&row_values[static_cast<size_t>(b) * kBlock], &block);
-      uint8_t* out = base + static_cast<int64_t>(b) * block_bytes_;
-      uint8_t* scales = out + (view_.family == Family::kW4 ? 256 : 512);
-      put_code(view_.family, out, lane, block.codes);
-      put_scale(scales, view_.wide_scales, lane, block.scale[0]);
-      if (view_.half_scales) put_scale(scales + scale_bytes, view_.wide_scales, lane, block.scale[1]);
-      if (view_.has_min) put_scale(out + block_bytes_ - scale_bytes, view_.wide_scales, lane, block.min);
+      put_code(view_.family, base + codes_at(view_, b), lane, block.codes);
+      put_scales(view_, base, b, lane, block);
     }
   }
 }
@@ -217,15 +232,12 @@ void Matrix::read_row(int32_t row, float* out) const {
     for (int32_t k = 0; k < view_.cols; k++) dequantize(type, base + (static_cast<int64_t>(k) * kGroup + lane) * 2, 1, out + k);
     return;
   }
-  const int scale_bytes = kGroup * (view_.wide_scales ? 4 : 2);
   for (int32_t b = 0; b < view_.blocks; b++) {
-    const uint8_t* block = base + static_cast<int64_t>(b) * block_bytes_;
-    const uint8_t* scales = block + (view_.family == Family::kW4 ? 256 : 512);
     int8_t codes[kBlock];
-    get_codes(view_.family, block, lane, codes);
-    const float first = get_scale(scales, view_.wide_scales, lane);
-    const float second = view_.half_scales ? get_scale(scales + scale_bytes, view_.wide_scales, lane) : first;
-    const float min = view_.has_min ? get_scale(block + block_bytes_ - scale_bytes, view_.wide_scales, lane) : 0.0f;
+    get_codes(view_.family, base + codes_at(view_, b), lane, codes);
+    const float first = get_scale(view_, base, b, lane, 0);
+    const float second = view_.half_scales ? get_scale(view_, base, b, lane, 1) : first;
+    const float min = view_.has_min ? get_scale(view_, base, b, lane, 1) : 0.0f;
     for (int i = 0; i < kBlock && b * kBlock + i < view_.cols; i++) {
       const float product = (i < kBlock / 2 ? first : second) * static_cast<float>(codes[i]);
       out[b * kBlock + i] = product + min;
@@ -235,8 +247,8 @@ void Matrix::read_row(int32_t row, float* out) const {
 
 std::string Matrix::family() const {
   switch (view_.family) {
-    case Family::kW4: return view_.wide_scales ? "w4-wide" : "w4";
-    case Family::kW8: return std::string("w8") + (view_.half_scales ? "-half" : "") + (view_.has_min ? "-min" : "") + (view_.wide_scales ? "-wide" : "");
+    case Family::kW4: return view_.nested ? "w4-nested" : "w4";
+    case Family::kW8: return std::string("w8") + (view_.half_scales ? "-half" : "") + (view_.has_min ? "-min" : "") + (view_.nested ? "-nested" : "");
     case Family::kF16: return "f16";
     case Family::kBF16: return "bf16";
     default: return "f32";

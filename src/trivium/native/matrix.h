@@ -49,7 +49,6 @@ class Matrix {
   void pack_group(int32_t group, const std::vector<const uint8_t*>& rows, TensorType type, PackMode mode);
 
   PackedView view_{};
-  int block_bytes_ = 0;
   std::shared_ptr<uint8_t> memory_;
 };
 

@@ -53,8 +53,12 @@ void read_k_block(const uint8_t* block, int i, CodeBlock* out, bool five_bits) {
     if (five_bits) code |= ((block[16 + k] >> i) & 1) << 4;
     out->codes[k] = static_cast<int8_t>(code);
   }
-  out->scale[0] = out->scale[1] = read_half(block) * static_cast<float>(scale);
-  out->min = -(read_half(block + 2) * static_cast<float>(min));
+  out->part[0] = static_cast<int8_t>(scale);
+  out->part[1] = static_cast<int8_t>(min);
+  out->factor[0] = read_half(block);
+  out->factor[1] = -read_half(block + 2);
+  out->scale[0] = out->scale[1] = out->factor[0] * static_cast<float>(scale);
+  out->min = out->factor[1] * static_cast<float>(min);
 }
 
 void read_q6_k(const uint8_t* block, int i, CodeBlock* out) {
@@ -68,8 +72,11 @@ void read_q6_k(const uint8_t* block, int i, CodeBlock* out) {
   }
   const int8_t* scales = reinterpret_cast<const int8_t*>(block + 192) + 8 * half + 2 * run;
   const float d = read_half(block + 208);
-  out->scale[0] = d * static_cast<float>(scales[0]);
-  out->scale[1] = d * static_cast<float>(scales[1]);
+  for (int k = 0; k < 2; k++) {
+    out->part[k] = scales[k];
+    out->factor[k] = d;
+    out->scale[k] = d * static_cast<float>(scales[k]);
+  }
   out->min = 0.0f;
 }
 

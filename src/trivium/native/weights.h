@@ -36,6 +36,9 @@ struct CodeBlock {
   int8_t codes[32];
   float scale[2];
   float min;
+  // Of K-quants, whose scales nest: scale[i] = part[i] * factor[i], and min = part[1] * factor[1] where there are minima.
+  int8_t part[2];
+  float factor[2];
 };
 
 // Block `index` (of 32) of a row of an integer type, exactly as the type defines it.

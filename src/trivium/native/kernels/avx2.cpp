@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels.h"
+#include "packed_block.h"
 
 namespace trivium {
 namespace {

@@ -35,7 +35,7 @@ struct PackedView {
   int32_t blocks;       // ceil(cols / kBlock)
   int64_t group_bytes;  // bytes of one group over all columns
   Family family;
-  bool wide_scales;  // scales (and minima) are float32 instead of float16
+  bool nested;       // scales (and minima) are int8 times a float16 of 8 blocks, instead of float16 (packed_block.h)
   bool has_min;      // weight = scale * code + min
   bool half_scales;  // one scale per 16 codes instead of 32 (W8 only)
   bool expanded;     // one group of W4 with a byte per code: only within a matmul

@@ -2,35 +2,45 @@
 //
 // One group is 16 output rows, one per lane. Per block of 32 weights the integer dot product is exact; then, in float,
 //   acc += (dot * x_scale) * w_scale;  acc += x_sum * w_min
-// in the order of the blocks: the same operations for a row whatever the tile it is in.
+// in the order of the blocks: the same operations for a row whatever the tile it is in. packed_block.h says where things lie.
 
 constexpr int kPrefetch = 8192;  // bytes ahead in the weight stream; 6 to 12 KB measured best where a thread reads 25 GB/s
 
-inline vf load_scales(const uint8_t* p, bool wide) {
-  return wide ? load(reinterpret_cast<const float*>(p)) : load_f16(reinterpret_cast<const uint16_t*>(p));
-}
+// The scales of a block of `Codes` bytes of codes and `Parts` vectors of scales.
+template <bool Nested, int Codes, int Parts>
+struct Block {
+  static constexpr int kBytes = Codes + Parts * 2 * kGroup;
 
-template <bool Wide>
-constexpr int kScaleBytes = Wide ? 4 * kGroup : 2 * kGroup;
+  static const uint8_t* codes(const uint8_t* w, int b) { return w + (Nested ? nested_codes(b, Codes) : static_cast<int64_t>(b) * kBytes); }
 
-template <int R, int G>
-inline void scale_accumulate(vf (*acc)[G], const vi (*dot)[G], const uint8_t* w_scales, int64_t step, bool wide, const float* scales,
+  static vf scales(const uint8_t* w, int b, int part) {
+    if constexpr (Nested) {
+      const vf factor = load_f16(reinterpret_cast<const uint16_t*>(w + nested_factor(b, part, Codes)));
+      return load_i8(reinterpret_cast<const int8_t*>(w + nested_scale(b, part, Codes))) * factor;
+    } else {
+      return load_f16(reinterpret_cast<const uint16_t*>(codes(w, b) + Codes + part * 2 * kGroup));
+    }
+  }
+};
+
+template <typename B, int R, int G>
+inline void scale_accumulate(vf (*acc)[G], const vi (*dot)[G], const uint8_t* w, int64_t step, int b, int part, const float* scales,
                              int64_t stride) {
-  vf w[G];
-  TRIVIUM_UNROLL for (int g = 0; g < G; g++) w[g] = load_scales(w_scales + g * step, wide);
+  vf s[G];
+  TRIVIUM_UNROLL for (int g = 0; g < G; g++) s[g] = B::scales(w + g * step, b, part);
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
     const vf x = set1(scales[r * stride]);
-    TRIVIUM_UNROLL for (int g = 0; g < G; g++) acc[r][g] = fma(to_float(dot[r][g]) * x, w[g], acc[r][g]);
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) acc[r][g] = fma(to_float(dot[r][g]) * x, s[g], acc[r][g]);
   }
 }
 
-template <int R, int G>
-inline void min_accumulate(vf (*acc)[G], const uint8_t* w_minima, int64_t step, bool wide, const float* sums, int64_t stride) {
-  vf w[G];
-  TRIVIUM_UNROLL for (int g = 0; g < G; g++) w[g] = load_scales(w_minima + g * step, wide);
+template <typename B, int R, int G>
+inline void min_accumulate(vf (*acc)[G], const uint8_t* w, int64_t step, int b, const float* sums, int64_t stride) {
+  vf m[G];
+  TRIVIUM_UNROLL for (int g = 0; g < G; g++) m[g] = B::scales(w + g * step, b, 1);
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
     const vf x = set1(sums[r * stride]);
-    TRIVIUM_UNROLL for (int g = 0; g < G; g++) acc[r][g] = fma(x, w[g], acc[r][g]);
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) acc[r][g] = fma(x, m[g], acc[r][g]);
   }
 }
 
@@ -54,56 +64,58 @@ struct Dependent {
   using type = Expansion;
 };
 
-template <int R, int G, bool Wide, bool Int8, bool Expanded = false>
+template <int R, int G, bool Nested, bool Int8, bool Expanded = false>
 void tile_w4(const uint8_t* w, const PackedView& view, const ActivationView& x, int row, vf (*out)[G]) {
+  using B = Block<Nested, Expanded ? 512 : 256, 2>;
   vf acc[R][G];  // a local: through `out` every sum would go to memory
   clear<R, G>(acc);
-  constexpr int kCodes = Expanded ? 512 : 256, kBytes = kCodes + 2 * kScaleBytes<Wide>;
   const float* scales = x.scales + row * x.blocks;
   const float* sums = x.sums + row * x.blocks;
   const int64_t step = view.group_bytes, stride = x.stride, blocks = x.blocks;
   const int8_t* q8 = x.q8 + row * stride;
   const int16_t* q16 = x.q16 + row * stride;
-  for (int b = 0; b < view.blocks; b++, w += kBytes) {
-    if (!Expanded) prefetch_block<G, kBytes>(w, step);
+  for (int b = 0; b < view.blocks; b++) {
+    const uint8_t* codes = B::codes(w, b);
+    if (!Expanded) prefetch_block<G, B::kBytes>(codes, step);
     vi dot[R][G];
     if constexpr (Expanded) {
-      Dependent<R>::type::template dot<R, G>(w, step, q8 + b * kBlock, stride, dot);
+      Dependent<R>::type::template dot<R, G>(codes, step, q8 + b * kBlock, stride, dot);
     } else if (Int8) {
-      dot_w4a8<R, G>(w, step, q8 + b * kBlock, stride, dot);
+      dot_w4a8<R, G>(codes, step, q8 + b * kBlock, stride, dot);
     } else {
-      dot_w4a16<R, G>(w, step, q16 + b * kBlock, stride, dot);
+      dot_w4a16<R, G>(codes, step, q16 + b * kBlock, stride, dot);
     }
-    scale_accumulate<R, G>(acc, dot, w + kCodes, step, Wide, scales + b, blocks);
-    min_accumulate<R, G>(acc, w + kCodes + kScaleBytes<Wide>, step, Wide, sums + b, blocks);
+    scale_accumulate<B, R, G>(acc, dot, w, step, b, 0, scales + b, blocks);
+    min_accumulate<B, R, G>(acc, w, step, b, sums + b, blocks);
   }
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
     TRIVIUM_UNROLL for (int g = 0; g < G; g++) out[r][g] = acc[r][g];
   }
 }
 
-template <int R, int G, bool Wide, bool Min, bool Half>
+template <int R, int G, bool Nested, bool Min, bool Half>
 void tile_w8(const uint8_t* w, const PackedView& view, const ActivationView& x, int row, vf (*out)[G]) {
+  using B = Block<Nested, 512, 1 + (Min || Half)>;
   vf acc[R][G];  // a local: through `out` every sum would go to memory
   clear<R, G>(acc);
-  constexpr int kBytes = 512 + (Half ? 2 : 1) * kScaleBytes<Wide> + (Min ? kScaleBytes<Wide> : 0);
   const float* scales = x.scales + row * x.blocks;
   const float* sums = x.sums + row * x.blocks;
   const int64_t step = view.group_bytes, stride = x.stride, blocks = x.blocks;
-  for (int b = 0; b < view.blocks; b++, w += kBytes) {
-    prefetch_block<G, kBytes>(w, step);
+  for (int b = 0; b < view.blocks; b++) {
+    const uint8_t* codes = B::codes(w, b);
+    prefetch_block<G, B::kBytes>(codes, step);
     const int16_t* q = x.q16 + row * stride + b * kBlock;
     vi dot[R][G];
     if (Half) {
-      dot_w8a16<R, G>(w, step, q, stride, 8, dot);
-      scale_accumulate<R, G>(acc, dot, w + 512, step, Wide, scales + b, blocks);
-      dot_w8a16<R, G>(w + 256, step, q + 16, stride, 8, dot);
-      scale_accumulate<R, G>(acc, dot, w + 512 + kScaleBytes<Wide>, step, Wide, scales + b, blocks);
+      dot_w8a16<R, G>(codes, step, q, stride, 8, dot);
+      scale_accumulate<B, R, G>(acc, dot, w, step, b, 0, scales + b, blocks);
+      dot_w8a16<R, G>(codes + 256, step, q + 16, stride, 8, dot);
+      scale_accumulate<B, R, G>(acc, dot, w, step, b, 1, scales + b, blocks);
     } else {
-      dot_w8a16<R, G>(w, step, q, stride, 16, dot);
-      scale_accumulate<R, G>(acc, dot, w + 512, step, Wide, scales + b, blocks);
+      dot_w8a16<R, G>(codes, step, q, stride, 16, dot);
+      scale_accumulate<B, R, G>(acc, dot, w, step, b, 0, scales + b, blocks);
     }
-    if (Min) min_accumulate<R, G>(acc, w + kBytes - kScaleBytes<Wide>, step, Wide, sums + b, blocks);
+    if (Min) min_accumulate<B, R, G>(acc, w, step, b, sums + b, blocks);
   }
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
     TRIVIUM_UNROLL for (int g = 0; g < G; g++) out[r][g] = acc[r][g];
@@ -144,14 +156,14 @@ Tile<G> choose_tile(const PackedView& w, Activation kind) {
   switch (w.family) {
     case Family::kW4:
       if constexpr (Expansion::kPays) {
-        if (w.expanded) return w.wide_scales ? tile_w4<R, G, true, true, true> : tile_w4<R, G, false, true, true>;
+        if (w.expanded) return w.nested ? tile_w4<R, G, true, true, true> : tile_w4<R, G, false, true, true>;
       }
-      if (kind == Activation::kInt8) return w.wide_scales ? tile_w4<R, G, true, true> : tile_w4<R, G, false, true>;
-      return w.wide_scales ? tile_w4<R, G, true, false> : tile_w4<R, G, false, false>;
+      if (kind == Activation::kInt8) return w.nested ? tile_w4<R, G, true, true> : tile_w4<R, G, false, true>;
+      return w.nested ? tile_w4<R, G, true, false> : tile_w4<R, G, false, false>;
     case Family::kW8:
       if (w.half_scales) return tile_w8<R, G, true, false, true>;
-      if (w.has_min) return w.wide_scales ? tile_w8<R, G, true, true, false> : tile_w8<R, G, false, true, false>;
-      return w.wide_scales ? tile_w8<R, G, true, false, false> : tile_w8<R, G, false, false, false>;
+      if (w.has_min) return w.nested ? tile_w8<R, G, true, true, false> : tile_w8<R, G, false, true, false>;
+      return w.nested ? tile_w8<R, G, true, false, false> : tile_w8<R, G, false, false, false>;
     case Family::kF32: return tile_float<R, G, Family::kF32>;
     case Family::kF16: return tile_float<R, G, Family::kF16>;
     default: return tile_float<R, G, Family::kBF16>;
@@ -207,15 +219,21 @@ constexpr int kExpandRows = 64;     // from so many on, unpacking a group at onc
 constexpr int kExpandBlocks = 256;  // of a group, at most: they shall stay in the second-level cache
 
 // `group` of w with a byte per code, in `out`.
-template <bool Wide>
+template <bool Nested>
 PackedView expand(const PackedView& w, int group, uint8_t* out) {
-  constexpr int kScales = 2 * kScaleBytes<Wide>;
+  using From = Block<Nested, 256, 2>;
+  using To = Block<Nested, 512, 2>;
   const uint8_t* from = w.data + group * w.group_bytes;
-  uint8_t* to = out;
-  for (int b = 0; b < w.blocks; b++, from += 256 + kScales, to += 512 + kScales) {
-    __builtin_prefetch(from + kPrefetch);
-    Dependent<Wide>::type::expand(from, to);
-    std::memcpy(to + 512, from + 256, kScales);
+  for (int b = 0; b < w.blocks; b++) {
+    const uint8_t* codes = From::codes(from, b);
+    uint8_t* to = out + (To::codes(out, b) - out);
+    __builtin_prefetch(codes + kPrefetch);
+    Dependent<Nested>::type::expand(codes, to);
+    if (!Nested) {
+      std::memcpy(to + 512, codes + 256, 4 * kGroup);
+    } else if (b % kNest == 0) {
+      std::memcpy(to - kNestScales, codes - kNestScales, kNestScales);
+    }
   }
   PackedView view = w;
   view.data = out;
@@ -230,9 +248,9 @@ void matmul(const PackedView& w, const ActivationView& x, int row_begin, int row
   if constexpr (Expansion::kPays) {
     const bool expands = w.family == Family::kW4 && x.kind == Activation::kInt8 && w.blocks <= kExpandBlocks;
     if (expands && row_end - row_begin >= kExpandRows) {
-      alignas(64) uint8_t codes[kExpandBlocks * (512 + 2 * kScaleBytes<true>)];
+      alignas(64) uint8_t codes[kExpandBlocks * Block<false, 512, 2>::kBytes];  // nested blocks take less
       for (; group < group_end; group++) {
-        const PackedView view = w.wide_scales ? expand<true>(w, group, codes) : expand<false>(w, group, codes);
+        const PackedView view = w.nested ? expand<true>(w, group, codes) : expand<false>(w, group, codes);
         run_rows<kWideRows, 1>(view, x, row_begin, row_end, group, out);
       }
     }

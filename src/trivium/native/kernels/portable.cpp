@@ -5,6 +5,7 @@
 
 #include "../half.h"
 #include "kernels.h"
+#include "packed_block.h"
 
 namespace trivium {
 namespace {

@@ -89,6 +89,12 @@ inline void store_f16(uint16_t* p, vf x) {
   vst1q_u16(p, vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(x.a), x.b)));
   vst1q_u16(p + 8, vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(x.c), x.d)));
 }
+inline vf load_i8(const int8_t* p) {
+  const int8x16_t x = vld1q_s8(p);
+  const int16x8_t a = vmovl_s8(vget_low_s8(x)), b = vmovl_high_s8(x);
+  return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(a))), vcvtq_f32_s32(vmovl_high_s16(a)), vcvtq_f32_s32(vmovl_s16(vget_low_s16(b))),
+          vcvtq_f32_s32(vmovl_high_s16(b))};
+}
 inline float32x4_t widen_bf16(uint16x4_t x) { return vreinterpretq_f32_u32(vshll_n_u16(x, 16)); }
 inline vf load_bf16(const uint16_t* p) {
   return {widen_bf16(vld1_u16(p)), widen_bf16(vld1_u16(p + 4)), widen_bf16(vld1_u16(p + 8)), widen_bf16(vld1_u16(p + 12))};

@@ -85,6 +85,11 @@ inline vf load_f16(const uint16_t* p) {
 inline void store_f16(uint16_t* p, vf a) {
   for (int i = 0; i < 16; i++) p[i] = float_to_half(a.v[i]);
 }
+inline vf load_i8(const int8_t* p) {
+  vf r;
+  for (int i = 0; i < 16; i++) r.v[i] = p[i];
+  return r;
+}
 inline vf load_bf16(const uint16_t* p) {
   vi r;
   for (int i = 0; i < 16; i++) r.v[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);
