@@ -40,7 +40,7 @@ test: $(TOOLS)  ## the whole suite, without a network once the model is there
 	$(PYTEST) -m 'not oracle and not browser and not voice and not soak'
 
 test-portable: $(TOOLS)  ## the native tests on a CPU model without AVX (needs qemu-user)
-	qemu-x86_64 -cpu Nehalem $(BIN)/python -m pytest tests/native -m 'not oracle' -p no:cacheprovider
+	OPENBLAS_CORETYPE=Nehalem qemu-x86_64 -cpu Nehalem $(BIN)/python -m pytest tests/native -m 'not oracle' -p no:cacheprovider
 
 test-arm: $(BIN)/python  ## the native tests on emulated ARM CPUs (needs qemu-user, g++-aarch64-linux-gnu, cmake, ninja-build)
 	PYTHON=$(BIN)/python tools/aarch64.sh test
