@@ -23,7 +23,7 @@ constexpr int kTile = 128;       // keys whose softmax is computed together, cou
 constexpr int kMaxHeadDim = 4096;  // elements of a head
 constexpr int kMaxQueries = 36;  // query rows that one attention call handles; whole tiles of 4 and of 6
 
-// How weights are stored; see matrix.h for the byte layouts.
+// How weights are stored; see packed_block.h for the byte layouts.
 enum class Family : uint8_t { kW4, kW8, kF16, kBF16, kF32 };
 
 // A view of packed weights [rows, cols].

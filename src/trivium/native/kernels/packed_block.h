@@ -1,4 +1,4 @@
-// Where the parts of a packed 4- or 8-bit group of 16 rows lie: per block of 32 columns codes and up to three vectors of 16 scales.
+// Where the parts of a packed 4- or 8-bit group of 16 rows lie: per block of 32 columns codes and one or two vectors of 16 scales.
 //
 // A block is its codes, then its scales as float16. K-quants nest their scales: each is an int8 times a float16 that 8 blocks share.
 // They are kept so, 8 blocks together: two vectors of 16 float16, the second for minima or half blocks; for each of the two, 8 vectors of
@@ -11,7 +11,7 @@
 
 namespace trivium {
 
-constexpr int kNest = 8;                                    // blocks
+constexpr int kNest = 8;                                        // blocks
 constexpr int kNestScales = 2 * (2 * kGroup + kNest * kGroup);  // bytes
 
 // All offsets are from the start of a group. constexpr, with internal linkage: each instruction set gets its own.
