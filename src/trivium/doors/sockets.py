@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from trivium.errors import ConfigError
 
-__all__ = ["BACKLOG", "accepted", "bind", "close_all"]
+__all__ = ["BACKLOG", "bind", "close_all", "close_servers"]
 
 BACKLOG = 2048
 
@@ -39,10 +39,19 @@ def bind(host: str, port: int, option: str = "port") -> list[socket.socket]:
     return sockets
 
 
-async def accepted() -> None:
-    """For a listener that was just closed: let the connections that it had accepted come to their protocols."""
+async def close_servers(servers: Iterable[asyncio.Server]) -> None:
+    """Take no more connections; those that were accepted come to their protocols.
+
+    `Server.close` alone loses a connection whose accepting task has yet to run: its transport finds no server to belong to.
+    """
+    loop = asyncio.get_running_loop()
+    for server in servers:
+        for sock in server.sockets:
+            loop.remove_reader(sock.fileno())
     for _ in range(3):  # the accepting task begins; it makes the transport; the transport tells its protocol
         await asyncio.sleep(0)
+    for server in servers:
+        server.close()
 
 
 def _host(option: str) -> str:

@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 
 from trivium.doors.http.limits import HEADER_SECONDS, KEEP_ALIVE_SECONDS
 from trivium.doors.http.protocol import HttpProtocol
-from trivium.doors.sockets import BACKLOG, accepted, close_all
+from trivium.doors.sockets import BACKLOG, close_all, close_servers
 
 __all__ = ["Listener"]
 
@@ -90,10 +90,8 @@ class Listener:
 
     async def close(self, seconds: float) -> None:
         """Take no more connections, and end the idle ones; the others too, once their answers are complete or time is over."""
-        for server in self._servers:
-            server.close()
+        await close_servers(self._servers)
         close_all(self._sockets)
-        await accepted()
         if not await self._wait_empty(seconds):
             for connection in list(self._state.connections):
                 connection.transport.abort()

@@ -98,7 +98,7 @@ class UnitServer:
     async def stop(self, timeout: float) -> None:
         """Refuse new work, let answers finish for up to `timeout` seconds, end all tasks and connections."""
         self._router.draining = True
-        self._tcp.stop_listening()
+        await self._tcp.stop_listening()
         deadline = time.monotonic() + timeout
         while self._answering() and time.monotonic() < deadline:
             await asyncio.sleep(0.02)

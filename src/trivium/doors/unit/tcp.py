@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import cast
 
-from trivium.doors.sockets import accepted
+from trivium.doors.sockets import close_servers
 from trivium.doors.unit.connection import Connection
 from trivium.doors.unit.receiver import Receiver
 from trivium.doors.unit.router import Router
@@ -154,15 +154,13 @@ class TcpListener:
         for sock in sockets:
             self._servers.append(await loop.create_server(lambda: TcpConnection(self), sock=sock, backlog=MAX_CONNECTIONS))
 
-    def stop_listening(self) -> None:
+    async def stop_listening(self) -> None:
         """Take no new clients."""
-        for server in self._servers:
-            server.close()
+        await close_servers(self._servers)
 
     async def close(self, timeout: float) -> None:
         """End all connections; what is still to be sent gets `timeout` seconds."""
-        self.stop_listening()
-        await accepted()
+        await self.stop_listening()
         for connection in tuple(self.connections):
             connection.close()
         deadline = time.monotonic() + timeout
