@@ -1,4 +1,4 @@
-"""KV caches of int16 and int8: attention over their codes against numpy, and what memory they take. Bits: test_step.py."""
+"""Attention against numpy, over codes of int16 and int8 above all, and what memory a cache takes. Bits: test_step.py."""
 
 from __future__ import annotations
 
@@ -168,6 +168,16 @@ def test_equal_values_under_equal_weights(kv):
     tokens = np.full(160, 7, np.int32)
     exact = decoder.logits(tokens, False)
     assert np.abs(decoder.native(kv).logits(tokens) - exact).max() < 5e-4 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("kv", ["int16", "float16", "float32"])
+def test_scores_far_apart(kv):
+    """Most weights are less than the smallest float: they are 0, and the others what they would be without them."""
+    decoder = Decoder(64)
+    decoder.qkv[: (HEADS + KV_HEADS) * 64] *= 16
+    exact = decoder.logits(TOKENS, False)
+    error = np.abs(decoder.native(kv).logits(TOKENS) - exact)
+    assert error.mean() < 2e-3 * np.abs(exact).max()
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,7 @@ void Stepper::write_kv(const StepInput& in, int index) {
     grow(q_scales_, static_cast<size_t>(in.num_rows) * config_.num_heads);
   }
   const Kernels& k = kernels();
+  const float query_scale = config_.attention_scale * 1.44269504f;  // log2(e): the softmax is taken to base 2
   const auto quantize_query = cache_.type() == KvType::kInt8 ? k.quantize_query_i8 : k.quantize_query_i16;
   for_rows(in.num_rows, [&](int i) {
     float* q = qkv_.data() + static_cast<int64_t>(i) * width;
@@ -201,7 +202,7 @@ void Stepper::write_kv(const StepInput& in, int index) {
     for (int h = 0; h < config_.num_heads; h++) {
       float* head = q + h * head_dim;
       if (config_.qk_norm) k.rms_norm(head, head, layer.q_norm.data(), head_dim, config_.norm_eps);
-      k.rope(head, cosines, sines, rotary, head_dim, config_.rope_interleaved, config_.attention_scale);
+      k.rope(head, cosines, sines, rotary, head_dim, config_.rope_interleaved, query_scale);
       const int64_t at = static_cast<int64_t>(i) * config_.num_heads + h;
       if (codes) q_scales_[at] = quantize_query(q_codes_.data() + at * padded, head, head_dim);
     }

@@ -16,12 +16,13 @@ constexpr bool kCodes = static_cast<T>(-1) < static_cast<T>(0) && sizeof(T) < 4;
 inline vf load_kv(const uint16_t* p) { return load_f16(p); }
 inline vf load_kv(const float* p) { return load(p); }
 
+// Of a tile, and of the rows that are computed together in it: a lane each, so no more than 16.
 struct TileState {
-  float scores[kMaxQueries][kTile];
-  float max[kMaxQueries];
-  float sum[kMaxQueries];
-  int16_t weights[kMaxQueries][kTile];  // of codes
-  float weight_scales[kMaxQueries];
+  alignas(64) float scores[kMaxQueries][kTile];
+  alignas(64) int16_t weights[kMaxQueries][kTile];  // of codes
+  alignas(64) float max[16];
+  alignas(64) float sum[16];
+  alignas(64) float weight_scales[16];
 };
 
 template <typename T>
@@ -60,29 +61,27 @@ void score_floats(const AttentionArgs& a, TileState& t, int row, int slot, const
   }
 }
 
-template <int R, int S, typename Code>
-void score_codes(const AttentionArgs& a, TileState& t, int row, int slot, const Code* const* k, const Code* const* v) {
-  constexpr int kLine = 64 / sizeof(Code);  // codes of a cache line
+// `Fetch`: the values as well.
+template <int R, int S, bool Fetch, typename Code>
+__attribute__((noinline)) void score_codes(const AttentionArgs& a, TileState& t, int row, int slot, const Code* const* k, const Code* const* v) {
   const int16_t* q = a.q_codes + static_cast<int64_t>(row) * a.head_dim_padded;
   vi acc[R][S];
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
     TRIVIUM_UNROLL for (int s = 0; s < S; s++) acc[r][s] = izero();
   }
-  for (int d = 0; d < a.head_dim_padded; d += 4) {
+  for (int d = 0; d < a.head_dim_padded; d += 2) {
+    vpairs codes[S];
     TRIVIUM_UNROLL for (int s = 0; s < S; s++) {
-      TRIVIUM_UNROLL for (int line = 0; line < 4 * kSubtile; line += kLine) __builtin_prefetch(v[s] + d * kSubtile + line);
+      codes[s] = load_pairs(k[s] + d * kSubtile);
+      if constexpr (Fetch) __builtin_prefetch(v[s] + d * kSubtile);
     }
-    TRIVIUM_UNROLL for (int pair = d; pair < d + 4; pair += 2) {
-      vpairs codes[S];
-      TRIVIUM_UNROLL for (int s = 0; s < S; s++) codes[s] = load_pairs(k[s] + pair * kSubtile);
-      TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
-        const auto x = set1_pair(q + r * a.head_dim_padded + pair);
-        TRIVIUM_UNROLL for (int s = 0; s < S; s++) acc[r][s] = dot_pairs(codes[s], x, acc[r][s]);
-      }
+    TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+      const auto x = set1_pair(q + r * a.head_dim_padded + d);
+      TRIVIUM_UNROLL for (int s = 0; s < S; s++) acc[r][s] = dot_pairs(codes[s], x, acc[r][s]);
     }
   }
   TRIVIUM_UNROLL for (int s = 0; s < S; s++) {
-    __builtin_prefetch(v[s] + kSubtile * a.head_dim_padded);
+    if constexpr (Fetch) __builtin_prefetch(v[s] + kSubtile * a.head_dim_padded);
     const vf scales = load_scales(a, k[s]);
     TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
       store(&t.scores[row + r][slot + s * kSubtile], to_float(acc[r][s]) * (scales * set1(a.q_scales[row + r])));
@@ -92,10 +91,12 @@ void score_codes(const AttentionArgs& a, TileState& t, int row, int slot, const 
 
 template <int R, int S, typename T>
 void score_subtiles(const AttentionArgs& a, TileState& t, int row, int slot, const T* const* k, const T* const* v) {
-  if constexpr (kCodes<T>) {
-    score_codes<R, S>(a, t, row, slot, k, v);
-  } else {
+  if constexpr (!kCodes<T>) {
     score_floats<R, S>(a, t, row, slot, k, v);
+  } else if (row == 0) {
+    score_codes<R, S, true>(a, t, row, slot, k, v);
+  } else {
+    score_codes<R, S, false>(a, t, row, slot, k, v);
   }
 }
 
@@ -120,71 +121,126 @@ inline void hide_keys(const AttentionArgs& a, float* scores, int row, int first_
   }
 }
 
-// The maximum of a row's scores, after keys it may not see became -infinity.
-inline float row_max(const AttentionArgs& a, TileState& t, int row, int first_key, int subtiles) {
-  const int end = first_key + subtiles * kSubtile;
-  if (a.first_key[row] > first_key || a.last_key[row] < end - 1) hide_keys(a, t.scores[row], row, first_key, subtiles);
-  vf largest = set1(kNoKey);
-  for (int s = 0; s < subtiles; s++) largest = max(load(t.scores[row] + s * kSubtile), largest);
-  return max_lanes(largest);
+// x becomes 2^x, for N vectors of x <= 0, with a relative error of about 2^-22.5; 0 below -126. Scores are of base 2: queries are
+// scaled by log2(e) as well. Vectors go side by side, since each alone would wait for its products.
+template <int N>
+inline void exp2_vectors(vf* x) {
+  constexpr float kCoefficients[] = {9.671512991e-3f, 5.550733581e-2f, 2.402224243e-1f, 6.931470037e-1f, 1.0f};
+  vf n[N], p[N];  // minimax on [-0.5, 0.5] with p(0) = 1
+  TRIVIUM_UNROLL for (int i = 0; i < N; i++) n[i] = nearest(x[i]);
+  TRIVIUM_UNROLL for (int i = 0; i < N; i++) x[i] = x[i] - n[i];
+  TRIVIUM_UNROLL for (int i = 0; i < N; i++) p[i] = set1(1.326472615e-3f);
+  TRIVIUM_UNROLL for (int k = 0; k < 5; k++) {
+    TRIVIUM_UNROLL for (int i = 0; i < N; i++) p[i] = fma(p[i], x[i], set1(kCoefficients[k]));
+  }
+  TRIVIUM_UNROLL for (int i = 0; i < N; i++) x[i] = times_power(p[i], n[i], set1(-126.0f));
 }
 
-// Turns a row's scores into exp(score - max), 0 for keys it may not see.
-inline void weigh_floats(const AttentionArgs& a, TileState& t, int row, int first_key, int subtiles) {
-  float* scores = t.scores[row];
-  const float m = row_max(a, t, row, first_key, subtiles);
-  vf total = zero();
-  for (int s = 0; s < subtiles; s++) {
-    const vf e = exp_lanes(load(scores + s * kSubtile) - set1(m));
-    store(scores + s * kSubtile, e);
-    total = total + e;
+inline vf exp2_lanes(vf x) {
+  exp2_vectors<1>(&x);
+  return x;
+}
+
+// The maxima of R rows' scores, after keys they may not see became -infinity.
+template <int R>
+inline vf row_maxima(const AttentionArgs& a, TileState& t, int row, int first_key, int subtiles) {
+  const int end = first_key + subtiles * kSubtile;
+  vf largest[R];
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    float* scores = t.scores[row + r];
+    if (a.first_key[row + r] > first_key || a.last_key[row + r] < end - 1) hide_keys(a, scores, row + r, first_key, subtiles);
+    largest[r] = set1(kNoKey);
+    for (int s = 0; s < subtiles; s++) largest[r] = max(load(scores + s * kSubtile), largest[r]);
   }
-  t.max[row] = m;
-  t.sum[row] = sum_lanes(total);
+  return max_rows<R>(largest);
+}
+
+// Turns R rows' scores into 2^(score - maximum), 0 for keys they may not see.
+template <int R>
+inline void weigh_floats(const AttentionArgs& a, TileState& t, int row, int first_key, int subtiles) {
+  alignas(64) float most[16];
+  store(most, row_maxima<R>(a, t, row, first_key, subtiles));
+  vf total[R];
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    total[r] = zero();
+    for (int s = 0; s < subtiles; s++) {
+      float* scores = t.scores[row + r] + s * kSubtile;
+      const vf e = exp2_lanes(load(scores) - set1(most[r]));
+      store(scores, e);
+      total[r] = total[r] + e;
+    }
+  }
+  store(t.max, load(most));
+  store(t.sum, sum_rows<R>(total));
+}
+
+// Of weights in a tile's row, for each lane.
+struct WeightSums {
+  vf total, weight_total, largest;  // of 2^(score - maximum), of that times the value's scale, and of the latter
+};
+
+// N subtiles' scores into 2^(score - most), times the scales of the values' codes.
+template <int N, typename Code>
+inline void weigh_subtiles(const AttentionArgs& a, float* scores, float most, const Code* const* v, WeightSums* sums) {
+  vf e[N];
+  TRIVIUM_UNROLL for (int s = 0; s < N; s++) e[s] = load(scores + s * kSubtile) - set1(most);
+  exp2_vectors<N>(e);
+  TRIVIUM_UNROLL for (int s = 0; s < N; s++) {
+    const vf w = e[s] * load_scales(a, v[s]);
+    store(scores + s * kSubtile, w);
+    sums->total = sums->total + e[s];
+    sums->weight_total = sums->weight_total + w;
+    sums->largest = max(w, sums->largest);
+  }
 }
 
 // The same, and then into weights of the values' codes, whose products with them sum up to less than 2^31.
-template <typename Code>
+template <int R, typename Code>
 inline void weigh_codes(const AttentionArgs& a, TileState& t, int row, const Code* const* v, int first_key, int subtiles) {
-  float* scores = t.scores[row];
-  const float m = row_max(a, t, row, first_key, subtiles);
-  vf total = zero(), weight_total = zero(), most = zero();
-  for (int s = 0; s < subtiles; s++) {
-    const vf e = exp_lanes(load(scores + s * kSubtile) - set1(m)), w = e * load_scales(a, v[s]);
-    store(scores + s * kSubtile, w);
-    total = total + e;
-    weight_total = weight_total + w;
-    most = max(w, most);
+  alignas(64) float most[16], inverse[16];
+  store(most, row_maxima<R>(a, t, row, first_key, subtiles));
+  vf total[R], weight_total[R], largest[R];
+  for (int r = 0; r < R; r++) {
+    WeightSums sums{zero(), zero(), zero()};
+    int s = 0;
+    for (; s + 4 <= subtiles; s += 4) weigh_subtiles<4>(a, t.scores[row + r] + s * kSubtile, most[r], v + s, &sums);
+    for (; s < subtiles; s++) weigh_subtiles<1>(a, t.scores[row + r] + s * kSubtile, most[r], v + s, &sums);
+    total[r] = sums.total;
+    weight_total[r] = sums.weight_total;
+    largest[r] = sums.largest;
   }
-  t.max[row] = m;
-  t.sum[row] = sum_lanes(total);
-  const float amax = max_lanes(most);
-  float limit = 32767.0f;
+  store(t.max, load(most));
+  store(t.sum, sum_rows<R>(total));
+  const vf amax = max_rows<R>(largest);
+  vf limit = set1(32767.0f);
   if constexpr (sizeof(Code) == 2) {
     constexpr float kMostSum = 2147483647.0f / kValueLimit - kTile;  // of the weights' codes, less what rounding may add
-    const float sum = sum_lanes(weight_total);
-    if (amax * kMostSum < limit * sum) limit = amax * kMostSum / sum;
+    const vf sum = sum_rows<R>(weight_total), most_sum = amax * set1(kMostSum);
+    limit = select_less(most_sum, limit * sum, most_sum / sum, limit);
   }
-  const vf inverse = set1(inverse_scale(amax, limit));
-  for (int s = 0; s < subtiles; s++) store_int16(t.weights[row] + s * kSubtile, to_int(load(scores + s * kSubtile) * inverse));
-  t.weight_scales[row] = amax / limit;
+  store(inverse, select_less(set1(kSmallest), amax, limit / amax, zero()));
+  store(t.weight_scales, amax / limit);
+  for (int r = 0; r < R; r++) {
+    const vf factor = set1(inverse[r]);
+    for (int s = 0; s < subtiles; s++) {
+      store_int16(t.weights[row + r] + s * kSubtile, to_int(load(t.scores[row + r] + s * kSubtile) * factor));
+    }
+  }
 }
 
-// Brings the states of R rows and of their tile, whose scores are exp(score - max), to a common maximum: factors of both.
+// Brings the states of R rows and of their tile to a common maximum: factors of both.
 template <int R>
 inline void merge_rows(const AttentionArgs& a, const TileState& t, int row, float* wa, float* wc) {
-  float x[16] = {}, y[16] = {}, sum_x[16] = {}, sum_y[16] = {};
+  float x[16] = {}, sum_x[16] = {};
   for (int r = 0; r < R; r++) {
     x[r] = a.max[row + r];
-    y[r] = t.max[row + r];
     sum_x[r] = a.sum[row + r];
-    sum_y[r] = t.sum[row + r];
   }
-  const vf m = max(load(x), load(y)), factor_x = exp_lanes(load(x) - m), factor_y = exp_lanes(load(y) - m);
+  const vf y = load(t.max), m = max(load(x), y), factor_x = exp2_lanes(load(x) - m), factor_y = exp2_lanes(y - m);
   store(wa, factor_x);
   store(wc, factor_y);
   store(x, m);
-  store(sum_x, load(sum_x) * factor_x + load(sum_y) * factor_y);
+  store(sum_x, load(sum_x) * factor_x + load(t.sum) * factor_y);
   for (int r = 0; r < R; r++) {
     a.max[row + r] = x[r];
     a.sum[row + r] = sum_x[r];
@@ -236,13 +292,13 @@ void sum_codes(const AttentionArgs& a, const TileState& t, int row, const Code* 
     }
   }
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
-    TRIVIUM_UNROLL for (int i = 0; i < D; i++) sums[r][i] = to_float(acc[r][i]) * set1(t.weight_scales[row + r]);
+    TRIVIUM_UNROLL for (int i = 0; i < D; i++) sums[r][i] = to_float(acc[r][i]) * set1(t.weight_scales[r]);
   }
 }
 
 // acc[r] = acc[r] * wa[r] + (sum over keys of p * v) * wc[r]
 template <int R, int D, typename T>
-void value_columns(const AttentionArgs& a, const TileState& t, int row, const T* const* v, const T* const* ahead, int subtiles, int d,
+__attribute__((noinline)) void value_columns(const AttentionArgs& a, const TileState& t, int row, const T* const* v, const T* const* ahead, int subtiles, int d,
                    const float* wa, const float* wc) {
   vf sums[R][D];
   if constexpr (kCodes<T>) {
@@ -258,48 +314,55 @@ void value_columns(const AttentionArgs& a, const TileState& t, int row, const T*
   }
 }
 
-// Where the tile of keys from `first_key` is, its last subtile standing in for those it lacks; nullptr if there is no such tile.
+// Where a tile's subtiles are.
 template <typename T>
-inline const T* const* next_keys(const AttentionArgs& a, int first_key, const T** next) {
-  const int last = a.last_key[a.queries - 1];
-  if (first_key / kTile >= a.tile_end || first_key > last) return nullptr;
-  for (int s = 0; s < kTile / kSubtile; s++) {
-    const int key = first_key + s * kSubtile;
-    next[s] = subtile<T>(a, a.k_offset, key < last ? key : last);
-    if (kCodes<T>) __builtin_prefetch(next[s] + kSubtile * a.head_dim_padded);  // the scales
-  }
-  return next;
-}
+struct TilePlace {
+  int first_key, subtiles;
+  const T *k[kTile / kSubtile], *v[kTile / kSubtile];
+  const T* next[kTile / kSubtile];  // the next tile's keys, its last subtile standing in for those it lacks
+  bool has_next;
 
-template <int R, typename T>
-void attend_rows(const AttentionArgs& a, TileState& t, int row, int first_key, int subtiles) {
-  const T *k[kTile / kSubtile], *v[kTile / kSubtile], *next[kTile / kSubtile];
-  for (int s = 0; s < subtiles; s++) {
-    k[s] = subtile<T>(a, a.k_offset, first_key + s * kSubtile);
-    v[s] = subtile<T>(a, a.v_offset, first_key + s * kSubtile);
-  }
-  const T* const* ahead = row == 0 ? next_keys(a, first_key + kTile, next) : nullptr;
-  score_rows<R>(a, t, row, k, v, subtiles);
-  for (int r = 0; r < R; r++) {
-    if constexpr (kCodes<T>) {
-      weigh_codes(a, t, row + r, v, first_key, subtiles);
-    } else {
-      weigh_floats(a, t, row + r, first_key, subtiles);
+  TilePlace(const AttentionArgs& a, int tile, int last) : first_key(tile * kTile) {
+    const int keys = last + 1 - first_key < kTile ? last + 1 - first_key : kTile, next_key = first_key + kTile;
+    subtiles = (keys + kSubtile - 1) / kSubtile;
+    for (int s = 0; s < subtiles; s++) {
+      k[s] = subtile<T>(a, a.k_offset, first_key + s * kSubtile);
+      v[s] = subtile<T>(a, a.v_offset, first_key + s * kSubtile);
+    }
+    has_next = tile + 1 < a.tile_end && next_key <= last;
+    for (int s = 0; has_next && s < kTile / kSubtile; s++) {
+      const int key = next_key + s * kSubtile;
+      next[s] = subtile<T>(a, a.k_offset, key < last ? key : last);
+      if (kCodes<T>) __builtin_prefetch(next[s] + kSubtile * a.head_dim_padded);  // the scales
     }
   }
-  float wa[16], wc[16];
+};
+
+template <int R, typename T>
+void attend_rows(const AttentionArgs& a, TileState& t, const TilePlace<T>& place, int row) {
+  const int subtiles = place.subtiles;
+  score_rows<R>(a, t, row, place.k, place.v, subtiles);
+  if constexpr (kCodes<T>) {
+    weigh_codes<R>(a, t, row, place.v, place.first_key, subtiles);
+  } else {
+    weigh_floats<R>(a, t, row, place.first_key, subtiles);
+  }
+  alignas(64) float wa[16], wc[16];
   merge_rows<R>(a, t, row, wa, wc);
+  const T* const* ahead = row == 0 && place.has_next ? place.next : nullptr;
   constexpr int kWidth = attention_width(R);
   int d = 0;
-  for (; d + 16 * kWidth <= a.head_dim_padded; d += 16 * kWidth) value_columns<R, kWidth>(a, t, row, v, ahead, subtiles, d, wa, wc);
-  for (; d < a.head_dim_padded; d += 16) value_columns<R, 1>(a, t, row, v, ahead, subtiles, d, wa, wc);
+  for (; d + 16 * kWidth <= a.head_dim_padded; d += 16 * kWidth) {
+    value_columns<R, kWidth>(a, t, row, place.v, ahead, subtiles, d, wa, wc);
+  }
+  for (; d < a.head_dim_padded; d += 16) value_columns<R, 1>(a, t, row, place.v, ahead, subtiles, d, wa, wc);
 }
 
 template <int R, typename T>
-void attend_tiles(const AttentionArgs& a, TileState& t, int row, int first_key, int subtiles) {
-  for (; row + R <= a.queries; row += R) attend_rows<R, T>(a, t, row, first_key, subtiles);
+void attend_tile(const AttentionArgs& a, TileState& t, const TilePlace<T>& place, int row) {
+  for (; row + R <= a.queries; row += R) attend_rows<R>(a, t, place, row);
   if constexpr (R > 1) {
-    if (row < a.queries) attend_tiles<R - 1, T>(a, t, row, first_key, subtiles);
+    if (row < a.queries) attend_tile<R - 1>(a, t, place, row);
   }
 }
 
@@ -308,18 +371,14 @@ void attention(const AttentionArgs& a) {
   TileState t;
   int last = 0;
   for (int r = 0; r < a.queries; r++) last = a.last_key[r] > last ? a.last_key[r] : last;
-  for (int tile = a.tile_begin; tile < a.tile_end; tile++) {
-    const int first_key = tile * kTile;
-    const int keys = last + 1 - first_key < kTile ? last + 1 - first_key : kTile;
-    attend_tiles<kAttentionRows, T>(a, t, 0, first_key, (keys + kSubtile - 1) / kSubtile);
-  }
+  for (int tile = a.tile_begin; tile < a.tile_end; tile++) attend_tile<kAttentionRows>(a, t, TilePlace<T>(a, tile, last), 0);
 }
 
-// exp(a - b) and exp(c - b) with b = max(a, c), which is returned.
+// 2^(a - b) and 2^(c - b) with b = max(a, c), which is returned.
 inline float merge_weights(float a, float c, float* wa, float* wc) {
   const float b = a > c ? a : c;
   float x[16] = {a - b, c - b};
-  store(x, exp_lanes(load(x)));
+  store(x, exp2_lanes(load(x)));
   *wa = x[0];
   *wc = x[1];
   return b;

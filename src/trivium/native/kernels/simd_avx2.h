@@ -243,3 +243,5 @@ inline void dot_w8a16(const uint8_t* codes, int64_t, const int16_t* q, int64_t s
   }
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) sum[r][0] = {s[r][0], s[r][1]};
 }
+
+#include "simd_plain.h"

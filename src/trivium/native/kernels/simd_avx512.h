@@ -45,6 +45,34 @@ inline float max_lanes(vf a) {
   q = _mm_max_ps(q, _mm_movehl_ps(q, q));
   return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
 }
+// Lane r is the fold of the lanes of rows[r], in the order of sum_lanes; lanes from R on hold some row's. At most 8 rows.
+template <int R, typename Op>
+inline vf fold_rows(const vf* rows, Op op) {
+  __m512 x[8];
+  TRIVIUM_UNROLL for (int r = 0; r < 8; r++) x[r] = rows[r < R ? r : R - 1].v;
+  TRIVIUM_UNROLL for (int r = 0; r < 4; r++) {
+    x[r] = op(_mm512_shuffle_f32x4(x[2 * r], x[2 * r + 1], 0x44), _mm512_shuffle_f32x4(x[2 * r], x[2 * r + 1], 0xee));
+  }
+  TRIVIUM_UNROLL for (int r = 0; r < 2; r++) {
+    x[r] = op(_mm512_shuffle_f32x4(x[2 * r], x[2 * r + 1], 0x88), _mm512_shuffle_f32x4(x[2 * r], x[2 * r + 1], 0xdd));
+  }
+  const __m512 halves = op(_mm512_shuffle_ps(x[0], x[1], 0x44), _mm512_shuffle_ps(x[0], x[1], 0xee));
+  const __m512 whole = op(halves, _mm512_permute_ps(halves, 0xb1));
+  return {_mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0), whole)};
+}
+template <int R>
+inline vf sum_rows(const vf* rows) {
+  return fold_rows<R>(rows, [](__m512 a, __m512 b) { return _mm512_add_ps(a, b); });
+}
+template <int R>
+inline vf max_rows(const vf* rows) {
+  return fold_rows<R>(rows, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); });
+}
+inline vf nearest(vf a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+// p * 2^n for a whole n, 0 if it is less than `low`.
+inline vf times_power(vf p, vf n, vf low) {
+  return {_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(n.v, low.v, _CMP_NLT_UQ), p.v, n.v)};
+}
 inline int32_t reduce_max(vi a) { return _mm512_reduce_max_epi32(a.v); }
 inline int32_t reduce_add(vi a) { return _mm512_reduce_add_epi32(a.v); }
 inline vi shift_left_23(vi a) { return {_mm512_slli_epi32(a.v, 23)}; }

@@ -181,3 +181,5 @@ inline void dot_w8a16(const uint8_t* codes, int64_t, const int16_t* q, int64_t s
     std::memcpy(&sum[r][0], s, sizeof s);
   }
 }
+
+#include "simd_plain.h"

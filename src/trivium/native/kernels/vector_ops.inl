@@ -177,7 +177,8 @@ inline float row_amax(const float* x, int64_t n) {
 }
 
 // limit / amax, and 0 where that would not be a float: what is this small counts as nothing.
-inline float inverse_scale(float amax, float limit) { return amax > 1e-30f ? limit / amax : 0.0f; }
+constexpr float kSmallest = 1e-30f;
+inline float inverse_scale(float amax, float limit) { return amax > kSmallest ? limit / amax : 0.0f; }
 
 // q = x / scale, at most `limit`; returns the scale. n is a multiple of 16.
 inline float quantize_int16_row(int16_t* q, const float* x, int64_t n, float limit) {
