@@ -1,9 +1,10 @@
 """Make model files to measure with.
 
     python benchmarks/make_model.py random q4_k_m OUT.gguf
+    python benchmarks/make_model.py random q8_0 --size 1.7b OUT.gguf
     python benchmarks/make_model.py requantize q8_0 OUT.gguf
 
-`random` writes a file shaped like Qwen3-0.6B whose weights are noise. Only its speed means something: what a kernel does, and
+`random` writes a file shaped like Qwen3-0.6B, or Qwen3-1.7B, whose weights are noise. Only its speed means something: what a kernel does, and
 how long it takes, depends on shapes and formats and not on values. Blocks are drawn directly, in seconds, with scales that give
 weights of a usual size and mean zero. The tokenizer is that of another file, filled up to the vocabulary's size with unused
 tokens.
@@ -26,7 +27,6 @@ from numpy.typing import NDArray
 from peers import model_path
 
 WEIGHT = 0.02  # standard deviation of the weights
-NAME = "Random-0.6B"
 
 Recipe = Callable[[str, int, int], Kind]  # tensor, layer, number of layers -> format
 
@@ -56,6 +56,9 @@ class Shape:
             "ffn_up": (self.inner, self.hidden),
             "ffn_down": (self.hidden, self.inner),
         }
+
+
+SHAPES = {"0.6b": Shape(), "1.7b": Shape(hidden=2048, inner=6144)}
 
 
 def uniform(matrix: Kind, embedding: Kind) -> Recipe:
@@ -90,7 +93,7 @@ REQUANTIZED = {"q4_0": Kind.Q4_0, "q4_1": Kind.Q4_1, "q8_0": Kind.Q8_0, "f16": K
 def main() -> None:
     options = read_options()
     if options.command == "random":
-        write_random(options.output, options.format, Shape(), model_path(options.tokenizer))
+        write_random(options.output, options.format, SHAPES[options.size], model_path(options.tokenizer))
     else:
         requantize(options.output, options.format, model_path(options.source))
     print(f"{options.output}: {options.output.stat().st_size / 1e6:.1f} MB")
@@ -99,8 +102,9 @@ def main() -> None:
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    random = commands.add_parser("random", help="weights of noise, shaped like Qwen3-0.6B")
+    random = commands.add_parser("random", help="weights of noise, shaped like a Qwen3")
     random.add_argument("format", choices=RECIPES)
+    random.add_argument("--size", choices=SHAPES, default="0.6b", help="parameters (default: 0.6b)")
     random.add_argument("--tokenizer", help="GGUF file whose tokenizer is taken (default: the catalogue's smollm2)")
     again = commands.add_parser("requantize", help="another format of the same model")
     again.add_argument("format", choices=REQUANTIZED)
@@ -146,7 +150,7 @@ def _store(raw: NDArray[np.uint8], offset: int, values: NDArray[np.float64]) -> 
 def write_random(path: Path, name: str, shape: Shape, tokenizer: str) -> None:
     """A model of noise. `name` is one of `RECIPES`, `tokenizer` a GGUF file with at most `shape.vocab` tokens."""
     writer = gguf.GGUFWriter(path, "qwen3")
-    writer.add_name(NAME)
+    writer.add_name(f"Random {shape.hidden}x{shape.layers}")
     writer.add_file_type(FILE_TYPES[name])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_block_count(shape.layers)

@@ -15,10 +15,9 @@ from trivium.models.spec import DecoderSpec
 
 __all__ = ["ModelFacts", "packed_bits", "read_facts"]
 
-# Bits per weight after packing (native/matrix.h): a row's 32 columns share one or two scales and perhaps a minimum, of 16 bits
-# each, or 32 for K-quants.
+# Bits per weight after packing: codes, scales and minima (native/matrix.h, native/kernels/packed_block.h).
 _PACKED_BITS = {
-    TensorType.Q4_0: 5.0,
+    TensorType.Q4_0: 4.5,
     TensorType.Q4_1: 5.0,
     TensorType.Q4_K: 4.625,
     TensorType.Q5_0: 8.5,
@@ -26,7 +25,7 @@ _PACKED_BITS = {
     TensorType.IQ4_NL: 8.5,
     TensorType.Q5_1: 9.0,
     TensorType.Q5_K: 8.625,
-    TensorType.Q6_K: 8.625,
+    TensorType.Q6_K: 6.625,
     TensorType.F16: 16.0,
     TensorType.BF16: 16.0,
     TensorType.F32: 32.0,

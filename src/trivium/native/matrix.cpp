@@ -20,7 +20,7 @@ bool is_four_bit(TensorType type) {
 }
 
 bool has_min(TensorType type) {
-  return is_four_bit(type) || type == TensorType::kQ5_1 || type == TensorType::kQ5_K;
+  return type == TensorType::kQ4_1 || type == TensorType::kQ4_K || type == TensorType::kQ5_1 || type == TensorType::kQ5_K;
 }
 
 bool is_k_quant(TensorType type) {
@@ -33,6 +33,15 @@ constexpr int column_of_slot(int slot) {
   return slot / 4 * 4 + kOrder[slot % 4];
 }
 
+// Bits of a byte, from `shift` on.
+void put_bits(uint8_t* byte, int bits, int shift, int value) {
+  const int mask = ((1 << bits) - 1) << shift;
+  *byte = static_cast<uint8_t>((*byte & ~mask) | (value << shift & mask));
+}
+
+// Where the low bits of a W6 code lie in their byte, by quarter of a block.
+constexpr int kLowBits[4] = {2, 0, 4, 6};
+
 void put_code(Family family, uint8_t* block, int row, const int8_t* codes) {
   if (family == Family::kW4) {
     for (int j = 0; j < 4; j++) {
@@ -43,7 +52,13 @@ void put_code(Family family, uint8_t* block, int row, const int8_t* codes) {
     return;
   }
   for (int slot = 0; slot < kBlock; slot++) {
-    block[32 * (slot / 2) + 2 * row + slot % 2] = static_cast<uint8_t>(codes[column_of_slot(slot)]);
+    const int at = 32 * (slot / 2) + 2 * row + slot % 2, code = codes[column_of_slot(slot)];
+    if (family == Family::kW6) {
+      put_bits(block + at % 256, 4, 4 - at / 256 * 4, code >> 2);
+      put_bits(block + 256 + at % 128, 2, kLowBits[at / 128], code);
+    } else {
+      block[at] = static_cast<uint8_t>(code);
+    }
   }
 }
 
@@ -58,7 +73,13 @@ void get_codes(Family family, const uint8_t* block, int row, int8_t* codes) {
     return;
   }
   for (int slot = 0; slot < kBlock; slot++) {
-    codes[column_of_slot(slot)] = static_cast<int8_t>(block[32 * (slot / 2) + 2 * row + slot % 2]);
+    const int at = 32 * (slot / 2) + 2 * row + slot % 2;
+    int code = static_cast<int8_t>(block[at]);
+    if (family == Family::kW6) {
+      const int high = block[at % 256] >> (4 - at / 256 * 4) & 15, low = block[256 + at % 128] >> kLowBits[at / 128] & 3;
+      code = (high ^ 8) * 4 - 32 + low;
+    }
+    codes[column_of_slot(slot)] = static_cast<int8_t>(code);
   }
 }
 
@@ -73,7 +94,9 @@ float get_half(const uint8_t* halves, int lane) {
   return half_to_float(half);
 }
 
-int code_bytes(const PackedView& view) { return view.family == Family::kW4 ? 256 : 512; }
+int code_bytes(const PackedView& view) {
+  return view.family == Family::kW4 ? kCodes4 : view.family == Family::kW6 ? kCodes6 : kCodes8;
+}
 
 // Vectors of scales in a block that is not nested.
 int scale_parts(const PackedView& view) { return 1 + view.has_min; }
@@ -144,10 +167,10 @@ void Matrix::choose_family(TensorType type, PackMode mode) {
     else view_.family = type == TensorType::kF32 ? Family::kF32 : type == TensorType::kF16 ? Family::kF16 : Family::kBF16;
     view_.has_min = view_.family == Family::kW4;
   } else {
-    view_.family = is_four_bit(type) ? Family::kW4 : Family::kW8;
+    view_.half_scales = type == TensorType::kQ6_K;
+    view_.family = is_four_bit(type) ? Family::kW4 : view_.half_scales ? Family::kW6 : Family::kW8;
     view_.has_min = has_min(type);
     view_.nested = is_k_quant(type);
-    view_.half_scales = type == TensorType::kQ6_K;
   }
   switch (view_.family) {
     case Family::kF32: view_.group_bytes = int64_t{4} * kGroup * view_.cols; break;
@@ -237,7 +260,7 @@ void Matrix::read_row(int32_t row, float* out) const {
     get_codes(view_.family, base + codes_at(view_, b), lane, codes);
     const float first = get_scale(view_, base, b, lane, 0);
     const float second = view_.half_scales ? get_scale(view_, base, b, lane, 1) : first;
-    const float min = view_.has_min ? get_scale(view_, base, b, lane, 1) : 0.0f;
+    const float min = view_.has_min ? get_scale(view_, base, b, lane, 1) : view_.family == Family::kW4 ? -8.0f * first : 0.0f;
     for (int i = 0; i < kBlock && b * kBlock + i < view_.cols; i++) {
       const float product = (i < kBlock / 2 ? first : second) * static_cast<float>(codes[i]);
       out[b * kBlock + i] = product + min;
@@ -247,8 +270,9 @@ void Matrix::read_row(int32_t row, float* out) const {
 
 std::string Matrix::family() const {
   switch (view_.family) {
-    case Family::kW4: return view_.nested ? "w4-nested" : "w4";
-    case Family::kW8: return std::string("w8") + (view_.half_scales ? "-half" : "") + (view_.has_min ? "-min" : "") + (view_.nested ? "-nested" : "");
+    case Family::kW4: return view_.nested ? "w4-min-nested" : view_.has_min ? "w4-min" : "w4";
+    case Family::kW6: return "w6-half-nested";
+    case Family::kW8: return std::string("w8") + (view_.has_min ? "-min" : "") + (view_.nested ? "-nested" : "");
     case Family::kF16: return "f16";
     case Family::kBF16: return "bf16";
     default: return "f32";
@@ -257,7 +281,7 @@ std::string Matrix::family() const {
 
 Activation Matrix::activation(Activation wanted) const {
   if (view_.family == Family::kW4) return wanted == Activation::kInt8 ? Activation::kInt8 : Activation::kInt16;
-  if (view_.family == Family::kW8) return Activation::kInt16;
+  if (view_.family == Family::kW6 || view_.family == Family::kW8) return Activation::kInt16;
   return Activation::kFloat32;
 }
 

@@ -1,12 +1,14 @@
 // Packed weight matrices.
 //
 // 16 output rows form a group, and a group's blocks of 32 columns lie one after the other, so that a thread reads one linear stream:
-//   W4: 256 bytes of codes, 16 scales, 16 minima. Byte 4*row + i of vector j (64 bytes, j = 0..3) holds column 8j + i in its low
+//   W4: 256 bytes of codes, 16 scales, 16 minima if any. Byte 4*row + i of vector j (64 bytes, j = 0..3) holds column 8j + i in its low
 //       nibble and column 8j + 4 + i in its high nibble.
-//   W8: 512 bytes of codes, 16 scales (32 with half scales), 16 minima if any. Pair t (32 bytes, t = 0..15) holds, per row, columns
+//   W6: 384 bytes of codes, 32 scales. What is byte n of a W8 block has its 4 high bits in byte n % 256, from bit 4 on if n < 256,
+//       else from bit 0 on; and its 2 low bits in byte 256 + n % 128, from bit 2, 0, 4 or 6 on for quarter n / 128 of the block.
+//   W8: 512 bytes of codes, 16 scales, 16 minima if any. Pair t (32 bytes, t = 0..15) holds, per row, columns
 //       4(t/2) + t%2 and 4(t/2) + t%2 + 2: the order in which int16 activations are kept.
 //   F16, BF16, F32: 16 values per column.
-// Scales and minima are float16 where that is exact (GGUF's 32-blocks) and float32 for K-quants.
+// packed_block.h says how scales and minima lie.
 #pragma once
 
 #include <memory>

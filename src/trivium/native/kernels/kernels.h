@@ -24,7 +24,7 @@ constexpr int kMaxHeadDim = 4096;  // elements of a head
 constexpr int kMaxQueries = 36;  // query rows that one attention call handles; whole tiles of 4 and of 6
 
 // How weights are stored; see packed_block.h for the byte layouts.
-enum class Family : uint8_t { kW4, kW8, kF16, kBF16, kF32 };
+enum class Family : uint8_t { kW4, kW6, kW8, kF16, kBF16, kF32 };
 
 // A view of packed weights [rows, cols].
 struct PackedView {
@@ -36,9 +36,11 @@ struct PackedView {
   int64_t group_bytes;  // bytes of one group over all columns
   Family family;
   bool nested;       // scales (and minima) are int8 times a float16 of 8 blocks, instead of float16 (packed_block.h)
-  bool has_min;      // weight = scale * code + min
-  bool half_scales;  // one scale per 16 codes instead of 32 (W8 only)
-  bool expanded;     // one group of W4 with a byte per code: only within a matmul
+  bool has_min;      // weight = scale * code + min; W4 without: scale * (code - 8)
+  bool half_scales;  // one scale per 16 codes instead of 32 (W6, and W8 made of it)
+  // Only within a matmul:
+  bool expanded;      // a group of W4 with a byte per code
+  uint8_t* unpacked;  // where groups of W6 shall go as W8, or nullptr
 };
 
 enum class Activation : uint8_t { kInt8, kInt16, kFloat32 };

@@ -9,7 +9,10 @@ constexpr int kPrefetch = 8192;  // bytes ahead in the weight stream; 6 to 12 KB
 // The scales of a block of `Codes` bytes of codes and `Parts` vectors of scales.
 template <bool Nested, int Codes, int Parts>
 struct Block {
-  static constexpr int kBytes = Codes + Parts * 2 * kGroup;
+  static constexpr int kScaleBytes = Parts * 2 * kGroup, kBytes = Codes + kScaleBytes;
+
+  // Of a group.
+  static constexpr int64_t bytes(int blocks) { return Nested ? blocks / kNest * nest_bytes(Codes) : static_cast<int64_t>(blocks) * kBytes; }
 
   static const uint8_t* codes(const uint8_t* w, int b) { return w + (Nested ? nested_codes(b, Codes) : static_cast<int64_t>(b) * kBytes); }
 
@@ -34,10 +37,11 @@ inline void scale_accumulate(vf (*acc)[G], const vi (*dot)[G], const uint8_t* w,
   }
 }
 
-template <typename B, int R, int G>
+// `Min`: with minima that are stored; else those of codes around 8.
+template <typename B, bool Min, int R, int G>
 inline void min_accumulate(vf (*acc)[G], const uint8_t* w, int64_t step, int b, const float* sums, int64_t stride) {
   vf m[G];
-  TRIVIUM_UNROLL for (int g = 0; g < G; g++) m[g] = B::scales(w + g * step, b, 1);
+  TRIVIUM_UNROLL for (int g = 0; g < G; g++) m[g] = Min ? B::scales(w + g * step, b, 1) : B::scales(w + g * step, b, 0) * set1(-8.0f);
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
     const vf x = set1(sums[r * stride]);
     TRIVIUM_UNROLL for (int g = 0; g < G; g++) acc[r][g] = fma(x, m[g], acc[r][g]);
@@ -64,9 +68,9 @@ struct Dependent {
   using type = Expansion;
 };
 
-template <int R, int G, bool Nested, bool Int8, bool Expanded = false>
+template <int R, int G, bool Nested, bool Min, bool Int8, bool Expanded = false>
 void tile_w4(const uint8_t* w, const PackedView& view, const ActivationView& x, int row, vf (*out)[G]) {
-  using B = Block<Nested, Expanded ? 512 : 256, 2>;
+  using B = Block<Nested, Expanded ? kCodes8 : kCodes4, 1 + Min>;
   vf acc[R][G];  // a local: through `out` every sum would go to memory
   clear<R, G>(acc);
   const float* scales = x.scales + row * x.blocks;
@@ -86,16 +90,17 @@ void tile_w4(const uint8_t* w, const PackedView& view, const ActivationView& x, 
       dot_w4a16<R, G>(codes, step, q16 + b * kBlock, stride, dot);
     }
     scale_accumulate<B, R, G>(acc, dot, w, step, b, 0, scales + b, blocks);
-    min_accumulate<B, R, G>(acc, w, step, b, sums + b, blocks);
+    min_accumulate<B, Min, R, G>(acc, w, step, b, sums + b, blocks);
   }
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
     TRIVIUM_UNROLL for (int g = 0; g < G; g++) out[r][g] = acc[r][g];
   }
 }
 
-template <int R, int G, bool Nested, bool Min, bool Half>
+// `UnpackedW6`: two scales per block, and codes times 4.
+template <int R, int G, bool Nested, bool Min, bool UnpackedW6 = false>
 void tile_w8(const uint8_t* w, const PackedView& view, const ActivationView& x, int row, vf (*out)[G]) {
-  using B = Block<Nested, 512, 1 + (Min || Half)>;
+  using B = Block<Nested, kCodes8, 1 + (Min || UnpackedW6)>;
   vf acc[R][G];  // a local: through `out` every sum would go to memory
   clear<R, G>(acc);
   const float* scales = x.scales + row * x.blocks;
@@ -103,10 +108,10 @@ void tile_w8(const uint8_t* w, const PackedView& view, const ActivationView& x, 
   const int64_t step = view.group_bytes, stride = x.stride, blocks = x.blocks;
   for (int b = 0; b < view.blocks; b++) {
     const uint8_t* codes = B::codes(w, b);
-    prefetch_block<G, B::kBytes>(codes, step);
+    if (!UnpackedW6) prefetch_block<G, B::kBytes>(codes, step);
     const int16_t* q = x.q16 + row * stride + b * kBlock;
     vi dot[R][G];
-    if (Half) {
+    if (UnpackedW6) {
       dot_w8a16<R, G>(codes, step, q, stride, 8, dot);
       scale_accumulate<B, R, G>(acc, dot, w, step, b, 0, scales + b, blocks);
       dot_w8a16<R, G>(codes + 256, step, q + 16, stride, 8, dot);
@@ -115,10 +120,57 @@ void tile_w8(const uint8_t* w, const PackedView& view, const ActivationView& x, 
       dot_w8a16<R, G>(codes, step, q, stride, 16, dot);
       scale_accumulate<B, R, G>(acc, dot, w, step, b, 0, scales + b, blocks);
     }
-    if (Min) min_accumulate<B, R, G>(acc, w, step, b, sums + b, blocks);
+    if (Min) min_accumulate<B, true, R, G>(acc, w, step, b, sums + b, blocks);
   }
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
-    TRIVIUM_UNROLL for (int g = 0; g < G; g++) out[r][g] = acc[r][g];
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) out[r][g] = UnpackedW6 ? acc[r][g] * set1(0.25f) : acc[r][g];
+  }
+}
+
+// The codes of a W6 block, times 4, as those of a W8 block; matrix.h says where their bits are.
+inline void unpack_w6(const uint8_t* from, uint8_t* to) {
+  typedef uint16_t Words __attribute__((vector_size(64)));  // GCC shifts bytes to the left by adding them to themselves
+  constexpr uint16_t kHigh = 0xf0f0, kLow = 0x0c0c;
+  TRIVIUM_UNROLL for (int i = 0; i < 128; i += 64) {
+    Words a, b, low;
+    std::memcpy(&a, from + i, sizeof a);
+    std::memcpy(&b, from + 128 + i, sizeof b);
+    std::memcpy(&low, from + 256 + i, sizeof low);
+    const Words codes[4] = {(a & kHigh) | (low & kLow), (b & kHigh) | (low << 2 & kLow), (a << 4 & kHigh) | (low >> 2 & kLow),
+                            (b << 4 & kHigh) | (low >> 4 & kLow)};
+    for (int k = 0; k < 4; k++) std::memcpy(to + 128 * k + i, &codes[k], sizeof codes[k]);
+  }
+}
+
+using PackedW6 = Block<true, kCodes6, 2>;
+using UnpackedW6 = Block<true, kCodes8, 2>;
+
+// Unpacks each block where it is used, so that memory is read while it is multiplied; `Keep`: in view.unpacked, for other rows.
+template <int R, int G, bool Keep>
+void tile_w6(const uint8_t* w, const PackedView& view, const ActivationView& x, int row, vf (*out)[G]) {
+  vf acc[R][G];  // a local: through `out` every sum would go to memory
+  clear<R, G>(acc);
+  const float* scales = x.scales + row * x.blocks;
+  const int64_t step = view.group_bytes, stride = x.stride, blocks = x.blocks;
+  alignas(64) uint8_t local[G][kCodes8];
+  const int64_t codes_step = Keep ? UnpackedW6::bytes(view.blocks) : kCodes8;
+  for (int b = 0; b < view.blocks; b++) {
+    const uint8_t* from = PackedW6::codes(w, b);
+    uint8_t* codes = Keep ? view.unpacked + nested_codes(b, kCodes8) : local[0];
+    prefetch_block<G, PackedW6::kBytes>(from, step);
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) {
+      unpack_w6(from + g * step, codes + g * codes_step);
+      if (Keep && b % kNest == 0) std::memcpy(codes + g * codes_step - kNestScales, from + g * step - kNestScales, kNestScales);
+    }
+    const int16_t* q = x.q16 + row * stride + b * kBlock;
+    TRIVIUM_UNROLL for (int half = 0; half < 2; half++) {
+      vi dot[R][G];
+      dot_w8a16<R, G>(codes + half * 256, codes_step, q + half * 16, stride, 8, dot);
+      scale_accumulate<PackedW6, R, G>(acc, dot, w, step, b, half, scales + b, blocks);
+    }
+  }
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) out[r][g] = acc[r][g] * set1(0.25f);
   }
 }
 
@@ -151,19 +203,25 @@ void tile_float(const uint8_t* w, const PackedView& view, const ActivationView& 
 template <int G>
 using Tile = void (*)(const uint8_t*, const PackedView&, const ActivationView&, int, vf (*)[G]);
 
+template <int R, int G, bool Nested, bool Min>
+Tile<G> choose_w4(const PackedView& w, Activation kind) {
+  if constexpr (Expansion::kPays) {
+    if (w.expanded) return tile_w4<R, G, Nested, Min, true, true>;
+  }
+  return kind == Activation::kInt8 ? tile_w4<R, G, Nested, Min, true> : tile_w4<R, G, Nested, Min, false>;
+}
+
 template <int R, int G>
 Tile<G> choose_tile(const PackedView& w, Activation kind) {
   switch (w.family) {
     case Family::kW4:
-      if constexpr (Expansion::kPays) {
-        if (w.expanded) return w.nested ? tile_w4<R, G, true, true, true> : tile_w4<R, G, false, true, true>;
-      }
-      if (kind == Activation::kInt8) return w.nested ? tile_w4<R, G, true, true> : tile_w4<R, G, false, true>;
-      return w.nested ? tile_w4<R, G, true, false> : tile_w4<R, G, false, false>;
+      if (w.nested) return choose_w4<R, G, true, true>(w, kind);
+      return w.has_min ? choose_w4<R, G, false, true>(w, kind) : choose_w4<R, G, false, false>(w, kind);
+    case Family::kW6: return w.unpacked == nullptr ? tile_w6<R, G, false> : tile_w6<R, G, true>;
     case Family::kW8:
       if (w.half_scales) return tile_w8<R, G, true, false, true>;
-      if (w.has_min) return w.nested ? tile_w8<R, G, true, true, false> : tile_w8<R, G, false, true, false>;
-      return w.nested ? tile_w8<R, G, true, false, false> : tile_w8<R, G, false, false, false>;
+      if (w.has_min) return w.nested ? tile_w8<R, G, true, true> : tile_w8<R, G, false, true>;
+      return tile_w8<R, G, false, false>;
     case Family::kF32: return tile_float<R, G, Family::kF32>;
     case Family::kF16: return tile_float<R, G, Family::kF16>;
     default: return tile_float<R, G, Family::kBF16>;
@@ -204,25 +262,60 @@ void run_some(int rows, const PackedView& w, const ActivationView& x, int row, i
   run_tile<R, G>(choose_tile<R, G>(w, x.kind), w, x, row, group, out);
 }
 
-// All rows [row, row_end) in tiles of at most R, the last two of like size; the groups stay in the first-level cache.
+// Of the next tile: at most R, the last two tiles of like size.
+template <int R>
+int tile_rows(int left) {
+  return left >= 2 * R || left == R ? R : left > R ? (left + 1) / 2 : left;
+}
+
+// All rows [row, row_end); the groups stay in the first-level cache.
 template <int R, int G>
 void run_rows(const PackedView& w, const ActivationView& x, int row, int row_end, int group, const MatmulOutput& out) {
   while (row < row_end) {
-    const int left = row_end - row;
-    const int rows = left >= 2 * R || left == R ? R : left > R ? (left + 1) / 2 : left;
+    const int rows = tile_rows<R>(row_end - row);
     run_some<R, G>(rows, w, x, row, group, out);
     row += rows;
   }
 }
 
-constexpr int kExpandRows = 64;     // from so many on, unpacking a group at once pays: until then its bytes are waited for
-constexpr int kExpandBlocks = 256;  // of a group, at most: they shall stay in the second-level cache
+constexpr int kUnpackBlocks = 256;  // of a group, at most: they shall stay in the second-level cache
+constexpr int kExpandRows = 64;     // from so many on, unpacking a group of W4 at once pays: until then its bytes are waited for
 
-// `group` of w with a byte per code, in `out`.
-template <bool Nested>
+// Groups from `group` on, as `Unpacked` blocks in `codes`.
+template <typename Unpacked>
+PackedView unpacked_view(const PackedView& w, int group, const uint8_t* codes) {
+  PackedView view = w;
+  view.group_bytes = Unpacked::bytes(w.blocks);
+  view.data = codes - group * view.group_bytes;  // so that groups keep their numbers
+  return view;
+}
+
+// All rows of G groups of W6: the first tile unpacks them for the others.
+template <int R, int G>
+void run_w6(const PackedView& w, const ActivationView& x, int row, int row_end, int group, const MatmulOutput& out) {
+  alignas(64) uint8_t codes[G * UnpackedW6::bytes(kUnpackBlocks)];
+  PackedView packed = w, unpacked = unpacked_view<UnpackedW6>(w, group, codes);
+  unpacked.family = Family::kW8;
+  const int rows = tile_rows<R>(row_end - row);
+  if (rows < row_end - row) packed.unpacked = codes;
+  run_some<R, G>(rows, packed, x, row, group, out);
+  run_rows<R, G>(unpacked, x, row + rows, row_end, group, out);
+}
+
+template <int R, int G>
+void run_groups(const PackedView& w, const ActivationView& x, int row, int row_end, int group, const MatmulOutput& out) {
+  if (w.family == Family::kW6 && w.blocks <= kUnpackBlocks) {
+    run_w6<R, G>(w, x, row, row_end, group, out);
+  } else {
+    run_rows<R, G>(w, x, row, row_end, group, out);
+  }
+}
+
+// `group` of w, of W4, with a byte per code, in `out`.
+template <bool Nested, bool Min>
 PackedView expand(const PackedView& w, int group, uint8_t* out) {
-  using From = Block<Nested, 256, 2>;
-  using To = Block<Nested, 512, 2>;
+  using From = Block<Nested, kCodes4, 1 + Min>;
+  using To = Block<Nested, kCodes8, 1 + Min>;
   const uint8_t* from = w.data + group * w.group_bytes;
   for (int b = 0; b < w.blocks; b++) {
     const uint8_t* codes = From::codes(from, b);
@@ -230,34 +323,38 @@ PackedView expand(const PackedView& w, int group, uint8_t* out) {
     __builtin_prefetch(codes + kPrefetch);
     Dependent<Nested>::type::expand(codes, to);
     if (!Nested) {
-      std::memcpy(to + 512, codes + 256, 4 * kGroup);
+      std::memcpy(to + kCodes8, codes + kCodes4, From::kScaleBytes);
     } else if (b % kNest == 0) {
       std::memcpy(to - kNestScales, codes - kNestScales, kNestScales);
     }
   }
-  PackedView view = w;
-  view.data = out;
-  view.group_bytes = 0;
+  PackedView view = unpacked_view<To>(w, group, out);
   view.expanded = true;
   return view;
 }
 
+template <bool Nested, bool Min>
+void expanded_matmul(const PackedView& w, const ActivationView& x, int row_begin, int row_end, int group_begin, int group_end,
+                     const MatmulOutput& out) {
+  alignas(64) uint8_t codes[Block<Nested, kCodes8, 1 + Min>::bytes(kUnpackBlocks)];
+  for (int group = group_begin; group < group_end; group++) {
+    run_rows<kWideRows, 1>(expand<Nested, Min>(w, group, codes), x, row_begin, row_end, group, out);
+  }
+}
+
 void matmul(const PackedView& w, const ActivationView& x, int row_begin, int row_end, int group_begin, int group_end,
             const MatmulOutput& out) {
-  int group = group_begin;
+  const int rows = row_end - row_begin;
   if constexpr (Expansion::kPays) {
-    const bool expands = w.family == Family::kW4 && x.kind == Activation::kInt8 && w.blocks <= kExpandBlocks;
-    if (expands && row_end - row_begin >= kExpandRows) {
-      alignas(64) uint8_t codes[kExpandBlocks * Block<false, 512, 2>::kBytes];  // nested blocks take less
-      for (; group < group_end; group++) {
-        const PackedView view = w.nested ? expand<true>(w, group, codes) : expand<false>(w, group, codes);
-        run_rows<kWideRows, 1>(view, x, row_begin, row_end, group, out);
-      }
+    if (w.family == Family::kW4 && x.kind == Activation::kInt8 && w.blocks <= kUnpackBlocks && rows >= kExpandRows) {
+      const auto expanded = w.nested ? expanded_matmul<true, true> : w.has_min ? expanded_matmul<false, true> : expanded_matmul<false, false>;
+      return expanded(w, x, row_begin, row_end, group_begin, group_end, out);
     }
   }
+  int group = group_begin;
   // Few rows are bound by memory and read one stream; many share each broadcast activation between two groups.
-  if (row_end - row_begin > kNarrowRows) {
-    for (; group + kWideGroups <= group_end; group += kWideGroups) run_rows<kWideRows, kWideGroups>(w, x, row_begin, row_end, group, out);
+  if (rows > kNarrowRows) {
+    for (; group + kWideGroups <= group_end; group += kWideGroups) run_groups<kWideRows, kWideGroups>(w, x, row_begin, row_end, group, out);
   }
-  for (; group < group_end; group++) run_rows<kNarrowRows, 1>(w, x, row_begin, row_end, group, out);
+  for (; group < group_end; group++) run_groups<kNarrowRows, 1>(w, x, row_begin, row_end, group, out);
 }

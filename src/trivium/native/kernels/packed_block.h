@@ -1,4 +1,4 @@
-// Where the parts of a packed 4- or 8-bit group of 16 rows lie: per block of 32 columns codes and one or two vectors of 16 scales.
+// Where the parts of a packed 4-, 6- or 8-bit group of 16 rows lie: per block of 32 columns codes and one or two vectors of 16 scales.
 //
 // A block is its codes, then its scales as float16. K-quants nest their scales: each is an int8 times a float16 that 8 blocks share.
 // They are kept so, 8 blocks together: two vectors of 16 float16, the second for minima or half blocks; for each of the two, 8 vectors of
@@ -10,6 +10,9 @@
 #include "kernels.h"
 
 namespace trivium {
+
+// Bytes of a block's codes, 16 rows of 32 columns.
+constexpr int kCodes4 = 256, kCodes6 = 384, kCodes8 = 512;
 
 constexpr int kNest = 8;                                        // blocks
 constexpr int kNestScales = 2 * (2 * kGroup + kNest * kGroup);  // bytes
