@@ -4,10 +4,10 @@
     python benchmarks/make_model.py random q8_0 --size 1.7b OUT.gguf
     python benchmarks/make_model.py requantize q8_0 OUT.gguf
 
-`random` writes a file shaped like Qwen3-0.6B, or Qwen3-1.7B, whose weights are noise. Only its speed means something: what a kernel does, and
-how long it takes, depends on shapes and formats and not on values. Blocks are drawn directly, in seconds, with scales that give
-weights of a usual size and mean zero. The tokenizer is that of another file, filled up to the vocabulary's size with unused
-tokens.
+`random` writes a file shaped like Qwen3-0.6B, or Qwen3-1.7B, whose weights are noise. Only its speed means something: what a
+kernel does, and how long it takes, depends on shapes and formats and not on values. Blocks are drawn directly, in seconds, with
+scales that give weights of a usual size and mean zero. The tokenizer is that of another file, filled up to the vocabulary's
+size with unused tokens.
 
 `requantize` expands every matrix of a file to float32 and stores it in another format; norms and all metadata stay.
 """
