@@ -24,6 +24,42 @@ def test_it_guesses_what_followed_the_last_occurrence() -> None:
     assert tuple(PromptLookup()(item, 1, 1)) == (6,)
 
 
+def test_an_occurrence_with_more_in_common_goes_before_a_later_one() -> None:
+    item = sequence([30, 31, 1, 2, 3, 4, 40, 1, 2, 3, 5, 30, 31, 1, 2, 3])
+    assert tuple(PromptLookup()(item, 1, 1)) == (4,)
+
+
+def edited(left_out: int, put_in: list[int]) -> list[int]:
+    """What is guessed one token after an answer that repeats a text has put other tokens in the place of some."""
+    text = list(range(100, 140))
+    lookup, item = PromptLookup(), sequence(text + text[:3])
+    given = 3
+    while given < 20:
+        right = len(tuple(lookup(item, 20 - given, 1)))
+        item.tokens += text[given : given + right + 1]
+        given += right + 1
+    for token in put_in:
+        lookup(item, 10, 1)
+        item.tokens.append(token)
+    lookup(item, 10, 1)
+    item.tokens.append(text[given + left_out])
+    guesses = list(lookup(item, 10, 1))
+    return [guess - text[given + left_out] for guess in guesses]
+
+
+@pytest.mark.parametrize(("left_out", "put_in"), [(1, [900]), (1, [900, 901]), (2, [900]), (0, [900, 901, 902]), (4, [900])])
+def test_after_an_edit_it_goes_on_with_the_text(left_out: int, put_in: list[int]) -> None:
+    assert edited(left_out, put_in)[0] == 1
+
+
+def test_a_text_left_for_good_is_not_guessed_from() -> None:
+    assert edited(12, [900]) == []
+
+
+def test_single_tokens_of_a_text_not_repeated_so_far_are_no_reason_to_guess() -> None:
+    assert tuple(PromptLookup()(sequence([*range(20), 900, 5]), 10, 1)) == ()
+
+
 def test_it_guesses_nothing_without_an_occurrence() -> None:
     assert tuple(PromptLookup()(sequence([1, 2, 3, 4, 5, 2, 3]), 10, 1)) == ()
     assert tuple(PromptLookup()(sequence([1, 2]), 10, 1)) == ()

@@ -7,6 +7,7 @@ step if it is right: how many are made follows from how often they have been rig
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
 
@@ -15,14 +16,21 @@ from trivium.engine.sequence import Sequence
 __all__ = ["PromptLookup"]
 
 _GRAM = 3  # tokens that must have occurred before, in this order
-_LONGEST = 12  # tokens of an occurrence that are compared
+_LONGEST = 12  # tokens of an occurrence that tell how good it is
+_COMPARED = 32  # tokens that are compared to find the best of several occurrences
+_OCCURRENCES = 8  # the latest ones, that are compared
 _MOST = 24  # guesses a step
+
+# An answer that has left the text which it repeats, as an edit does, is likely to come back to it soon.
+_FOLLOWED = 3  # guesses that were right at once: it does repeat a text
+_NEAR = 6  # tokens around where it would be by now, among which its last one is looked for
+_STRAYED = 1  # the kind of guesses that go on from there
 
 # What a further row costs, as a part of the step of a single sequence, whose time is that of reading the weights.
 _ROW_COST = 0.25
 
 # How likely a guess is right, by the length of the occurrence, before anything is known; it counts as so many observations.
-_PRIOR = {3: 0.35, 4: 0.45, 6: 0.6, 9: 0.75, _LONGEST: 0.85}
+_PRIOR = {_STRAYED: 0.35, 3: 0.35, 4: 0.45, 6: 0.6, 9: 0.75, _LONGEST: 0.85}
 _PRIOR_WEIGHT = 3.0
 _FORGIVENESS = 0.01  # how much nearer to the prior a chance comes for each time that it was too low
 _MEMORY = 0.9  # share of what was observed that still counts one proposal later
@@ -38,13 +46,13 @@ class PromptLookup:
             history = sequence.drafting = _History()
         tokens = sequence.tokens
         history.settle(tokens)
-        start = history.find(tokens)
+        start, kind = history.find(tokens)
         if start is None:
             return ()
-        kind = _kind(_overlap(tokens, start))
         count = min(limit, history.worthwhile(kind, num_decoding))
         if count:
             history.proposed, history.kind, history.at = _continuation(tokens, start, count), kind, len(tokens)
+            history.distance = len(tokens) - start
         return history.proposed
 
 
@@ -52,14 +60,16 @@ class PromptLookup:
 class _History:
     """What a sequence has said, and how well guesses have done.
 
-    `ends` maps the last `_GRAM` tokens before a position to the latest such position; it covers `indexed` tokens.
+    `ends` maps the last `_GRAM` tokens before a position to the latest such positions; it covers `indexed` tokens.
     """
 
-    ends: dict[tuple[int, ...], int] = field(default_factory=dict)
+    ends: dict[tuple[int, ...], deque[int]] = field(default_factory=dict)
     indexed: int = _GRAM
     proposed: tuple[int, ...] = ()
     kind: int = _GRAM
     at: int = 0  # where the first of `proposed` would stand
+    distance: int = 0  # how far before that its like stands
+    followed: int = 0  # the same of the text that the answer has last repeated, if any
     right: dict[int, float] = field(default_factory=lambda: {kind: _PRIOR_WEIGHT * p for kind, p in _PRIOR.items()})
     seen: dict[int, float] = field(default_factory=lambda: dict.fromkeys(_PRIOR, _PRIOR_WEIGHT))
 
@@ -72,18 +82,45 @@ class _History:
             if guess != token:
                 break
             right += 1
+        if right >= _FOLLOWED:
+            self.followed = self.distance
         kind = self.kind
         self.right[kind] = _MEMORY * self.right[kind] + right
         self.seen[kind] = _MEMORY * self.seen[kind] + right + (right < len(self.proposed))
         self.proposed = ()
 
-    def find(self, tokens: list[int]) -> int | None:
-        """The position after the latest earlier occurrence of the last tokens."""
+    def find(self, tokens: list[int]) -> tuple[int | None, int]:
+        """The position after the occurrence of the last tokens that has most before it in common, and its kind."""
         ends = self.ends
         for end in range(self.indexed, len(tokens)):
-            ends[tuple(tokens[end - _GRAM : end])] = end
+            gram = tuple(tokens[end - _GRAM : end])
+            if gram in ends:
+                ends[gram].append(end)
+            else:
+                ends[gram] = deque((end,), _OCCURRENCES)
         self.indexed = max(self.indexed, len(tokens))
-        return ends.get(tuple(tokens[-_GRAM:]))
+        starts = ends.get(tuple(tokens[-_GRAM:]))
+        if starts is None:
+            return self.find_again(tokens), _STRAYED
+        best, longest = 0, 0
+        for start in reversed(starts):
+            overlap = _overlap(tokens, start)
+            if overlap > longest:
+                best, longest = start, overlap
+            if longest == _COMPARED:
+                break
+        return best, max(kind for kind in _PRIOR if kind <= longest)
+
+    def find_again(self, tokens: list[int]) -> int | None:
+        """Where the text may go on that the answer has repeated before it said something else: after its last token, nearby."""
+        if not self.followed:
+            return None
+        expected = len(tokens) - self.followed
+        for distance in sorted(range(-_NEAR, _NEAR + 1), key=abs):
+            start = expected + distance
+            if 0 < start < len(tokens) and tokens[start - 1] == tokens[-1]:
+                return start
+        return None
 
     def worthwhile(self, kind: int, num_decoding: int) -> int:
         """How many guesses pay: the n-th is tried if all before it are right too, and must be worth its row."""
@@ -97,15 +134,10 @@ class _History:
         return _MOST if chance >= 1.0 else min(_MOST, int(math.log(price) / math.log(chance)))
 
 
-def _kind(overlap: int) -> int:
-    """The key of `_PRIOR` for an occurrence of this length."""
-    return max(kind for kind in _PRIOR if kind <= overlap)
-
-
 def _overlap(tokens: list[int], start: int) -> int:
     """How many tokens before `start` equal those at the end."""
     length = _GRAM
-    while length < min(start, _LONGEST) and tokens[start - 1 - length] == tokens[-1 - length]:
+    while length < min(start, _COMPARED) and tokens[start - 1 - length] == tokens[-1 - length]:
         length += 1
     return length
 
