@@ -113,6 +113,15 @@ def test_a_busy_step_has_no_room_for_doubtful_guesses() -> None:
     assert not tuple(PromptLookup()(sequence(item), 10, 32))
 
 
+def test_a_busy_step_does_not_look_for_guesses() -> None:
+    lookup, item = PromptLookup(), sequence([7, 8] * 20)
+    assert len(tuple(lookup(item, 24, 1))) > 2
+    item.tokens += [7, 8] * 20
+    assert not tuple(lookup(item, 24, 13))
+    item.tokens += [7, 8] * 20
+    assert len(tuple(lookup(item, 24, 12))) > 2  # and what came meanwhile is known
+
+
 PROSE = (
     "Repeat this text word for word, twice: The committee met on Tuesday in the old town hall, and after three hours it agreed "
     "that the bridge over the river should be repaired before the winter, that the cost should be shared by both villages, and "

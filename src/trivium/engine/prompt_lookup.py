@@ -20,6 +20,7 @@ _LONGEST = 12  # tokens of an occurrence that tell how good it is
 _COMPARED = 32  # tokens that are compared to find the best of several occurrences
 _OCCURRENCES = 8  # the latest ones, that are compared
 _MOST = 24  # guesses a step
+_BUSY = 12  # sequences that share a step: with more a guess saves little of what its row and looking for it cost
 
 # An answer that has left the text which it repeats, as an edit does, is likely to come back to it soon.
 _FOLLOWED = 3  # guesses that were right at once: it does repeat a text
@@ -41,6 +42,8 @@ class PromptLookup:
 
     def __call__(self, sequence: Sequence, limit: int, num_decoding: int) -> Series[int]:
         """At most `limit` tokens that may come next, when `num_decoding` sequences share the step."""
+        if num_decoding > _BUSY:
+            return ()
         history: _History | None = sequence.drafting
         if history is None:
             history = sequence.drafting = _History()
