@@ -30,6 +30,7 @@ def test_latency(opened):
         sampling = request.sampling
         assert len(request.prompt_token_ids) == 5
         assert (sampling.max_tokens, sampling.min_tokens, sampling.ignore_eos, sampling.greedy) == (4, 4, True, True)
+        assert not request.streamed
     assert len({tuple(request.prompt_token_ids) for request in engine.requests}) == 9
 
 

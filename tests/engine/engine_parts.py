@@ -126,7 +126,7 @@ def request(request_id, prompt="hello", *, n=1, **options):
     return GenerationRequest(request_id, ids, sampling, n=n, **own)
 
 
-OWN = ("priority", "timeout", "cache_salt", "thinking", "embeddings", "position_ids", "delta_tokens")
+OWN = ("priority", "timeout", "cache_salt", "thinking", "embeddings", "position_ids", "delta_tokens", "streamed")
 
 
 def ask(engine, *requests):

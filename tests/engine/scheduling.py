@@ -16,11 +16,14 @@ BLOCK = 4
 orders = itertools.count()
 
 
-def sequence(prompt: int | Series[int], *, priority: int = 0, max_tokens: int = 100, **fields: Any) -> Sequence:
+def sequence(
+    prompt: int | Series[int], *, priority: int = 0, max_tokens: int = 100, streamed: bool = True, **fields: Any
+) -> Sequence:
     """A sequence with a prompt of its own of this length, or with these tokens."""
     order = next(orders)
     tokens = [1000 * (order + 1) + i for i in range(prompt)] if isinstance(prompt, int) else list(prompt)
-    request = GenerationRequest(f"r{order}", tokens, SamplingOptions(**fields.pop("sampling", {})), priority=priority)
+    sampling = SamplingOptions(**fields.pop("sampling", {}))
+    request = GenerationRequest(f"r{order}", tokens, sampling, priority=priority, streamed=streamed)
     fields = {"deadline": None, "index": 0, "order": order, **fields}
     return Sequence(
         request=request, tokens=list(tokens), num_prompt_tokens=len(tokens), max_tokens=max_tokens, seed=0, **fields

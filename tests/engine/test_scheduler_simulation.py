@@ -116,6 +116,7 @@ class Shape:
     salt: str | None = None
     image: int | None = None
     prompt_logprobs: bool = False
+    streamed: bool = True
     timeout: float | None = None
 
 
@@ -129,7 +130,7 @@ class World:
     live: list[Sequence] = field(default_factory=list)
     wanted: dict[Sequence, list[int]] = field(default_factory=dict)
     outcomes: dict[Sequence, str] = field(default_factory=dict)
-    num_decoding: int = 0
+    num_decoding: int = 0  # if the step was asked to spare them
     seen: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -163,6 +164,7 @@ class World:
             priority=shape.priority,
             cache_salt=shape.salt,
             embeddings=spans,
+            streamed=shape.streamed,
         )
         first: Sequence | None = None
         for index in range(shape.n):
@@ -203,6 +205,7 @@ class World:
         for sequence in self.scheduler.expired(self.now):
             self.end(sequence, "timeout")
         before = list(self.scheduler.running)
+        self.num_decoding = 0
         plan = self.scheduler.schedule(self.now)
         self.check_plan(plan, before)
         read = self.model.run(plan)
@@ -254,11 +257,19 @@ class World:
             end = len(chunk.sequence.tokens) + len(chunk.drafts)
             assert chunk.sample == (chunk.start + chunk.length == end)
             assert not chunk.drafts or chunk.sample
-        if self.options.prefill_limit is not None and self.num_decoding:
-            prompt_rows = sum(chunk.length for chunk in plan.chunks[self.num_decoding :])
-            assert prompt_rows <= self.options.prefill_limit
-            self.seen["at the limit"] += prompt_rows == self.options.prefill_limit
+        self.check_prompt_rows(plan)
         self.seen["preempted"] += len(plan.preempted)
+
+    def check_prompt_rows(self, plan: StepPlan) -> None:
+        if self.options.prefill_limit is None:
+            return
+        rows = [chunk.length for chunk in plan.chunks if not chunk.sample or chunk.length > 1 + len(chunk.drafts)]
+        if self.num_decoding:
+            assert any(chunk.sequence.request.streamed for chunk in plan.chunks[: self.num_decoding])
+            assert sum(chunk.length for chunk in plan.chunks[self.num_decoding :]) <= self.options.prefill_limit
+            self.seen["at the limit"] += sum(rows) == self.options.prefill_limit
+        else:
+            self.seen["above the limit"] += sum(rows) > self.options.prefill_limit and len(rows) < len(plan.chunks)
 
     def check_blocks(self) -> None:
         self.scheduler.check_integrity()
@@ -306,6 +317,7 @@ def random_shape(chance: random.Random, capacity: int) -> Shape:
         salt=chance.choice([None, None, None, "a", ""]),
         image=chance.choice([None, None, None, 2, 4]),
         prompt_logprobs=chance.random() < 0.1,
+        streamed=chance.random() < 0.5,
         timeout=chance.choice([None, None, None, 4.0, 30.0]),
     )
 
@@ -317,7 +329,10 @@ CASES = {
     "one seat": (Options(seqs=1, budget=5), {"hits", "preempted"}),
     "many seats, small budget": (Options(num_blocks=30, seqs=20, budget=7, drafting=True), {"hits", "copies", "preempted"}),
     "no caching": (Options(num_blocks=14, caching=False, block_size=3), {"copies", "preempted"}),
-    "limited prompts": (Options(num_blocks=30, prefill_limit=3, drafting=True), {"hits", "preempted", "at the limit"}),
+    "limited prompts": (
+        Options(num_blocks=30, prefill_limit=3, drafting=True),
+        {"hits", "preempted", "at the limit", "above the limit"},
+    ),
     "single-token blocks": (Options(num_blocks=50, block_size=1), {"hits", "preempted"}),
 }
 

@@ -39,7 +39,8 @@ class GenerationRequest:
     `cache_salt` separates the prefix caches of tenants. `thinking` tells whether the prompt ends inside an open thought.
     `position_ids`, when given, is int32 [3, len(prompt)]. `delta_tokens`: a delta that is not the last has at least so many
     tokens, and some text if it is more than one; a door that gathers tokens anyway is woken the less. But for the first
-    of a sample, which comes as soon as it can, they come together with those of other samples.
+    of a sample, which comes as soon as it can, they come together with those of other samples. `streamed`: someone reads
+    along; while it is so, prompts of others come in pieces small enough for its tokens to keep flowing.
     """
 
     request_id: str
@@ -53,6 +54,7 @@ class GenerationRequest:
     embeddings: tuple[EmbeddingSpan, ...] = ()
     position_ids: NDArray[np.int32] | None = None
     delta_tokens: int = 1
+    streamed: bool = True
     arrival_time: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:

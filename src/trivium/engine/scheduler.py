@@ -77,7 +77,8 @@ class Scheduler:
     `ageing` is the number of seconds in the queue that weigh as much as one step of priority. At most
     min(max_num_seqs, max_num_batched_tokens) sequences run, so that each decode gets its row. `propose`, if given, is asked for
     draft tokens of decoding, `predictable` sequences; drafts take at most half of what the decodes leave of the budget.
-    `prefill_limit`, if given, says how many rows of prompts a step may have beside so many decoding sequences.
+    `prefill_limit`, if given, says how many rows of prompts a step may have beside so many decoding sequences, if any of these
+    is streamed.
     Not thread-safe. Raises ConfigError for sizes below 1, `ageing` not above 0 or negative `max_preemptions`.
     """
 
@@ -156,7 +157,7 @@ class Scheduler:
         if self._waiting:
             self._make_way(plan, now)
         budget = self._plan_decodes(plan)
-        if self._prefill_limit is not None:
+        if self._prefill_limit is not None and any(chunk.sequence.request.streamed for chunk in plan.chunks):
             budget = min(budget, self._prefill_limit(len(plan.chunks)))
         if budget > 0:
             self._plan_prefills(plan, budget, now)

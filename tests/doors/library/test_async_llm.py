@@ -93,6 +93,7 @@ def test_cancelling_the_reader_aborts_the_request() -> None:
                 await task
             await until_idle(engine)
             assert engine.aborted == [engine.requests[0].request_id]
+            assert engine.requests[0].streamed
 
     asyncio.run(main())
 

@@ -152,6 +152,12 @@ def test_priority_and_timeout_reach_the_engine(llm: LLM, engine: FakeEngine) -> 
     assert (engine.requests[0].priority, engine.requests[0].timeout) == (-3, 20.0)
 
 
+def test_nobody_reads_a_batch_along(llm: LLM, engine: FakeEngine) -> None:
+    llm.generate("a", use_tqdm=False)
+    list(llm.generate("a", use_tqdm=False, stream=True))
+    assert [request.streamed for request in engine.requests] == [False, False]
+
+
 def test_samples_are_consecutive_and_prompts_in_order(llm: LLM) -> None:
     params = [SamplingParams(n=2, seed=1), SamplingParams(), SamplingParams(n=3, seed=2)]
     outputs = llm.generate(["a", "b", "c"], params, use_tqdm=False)
@@ -348,7 +354,7 @@ def test_without_a_parser_thinking_is_unknown(llm: LLM, engine: FakeEngine) -> N
 
 
 def test_a_parser_that_lacks_tokens_leaves_no_engine(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(engine: object, options: object) -> None:
+    def fail(engine: object, options: object, *, streamed: bool) -> None:
         raise ModelLoadError("no such token")
 
     monkeypatch.setattr(llm_module, "Preparation", fail)

@@ -116,6 +116,15 @@ def test_commands_behind_a_setup_wait_for_it(client):
 # Inference
 
 
+@pytest.mark.parametrize("form", ["llm.utf-8", "llm.utf-8.stream"])
+def test_the_engine_knows_who_reads_along(client, engine, monkeypatch, form):
+    submitted, submit = [], engine.submit
+    monkeypatch.setattr(engine, "submit", lambda requests, sink: (submitted.extend(requests), submit(requests, sink)))
+    client.infer(client.set_up(response_format=form, **GREEDY), "a")
+    client.receive()
+    assert [request.streamed for request in submitted] == [form.endswith(".stream")]
+
+
 def test_a_stream_has_three_tokens_a_frame_and_nothing_is_lost_at_the_cut(client):
     task = client.set_up(**GREEDY, prompt="system")
     client.infer(task, "hello", "b")

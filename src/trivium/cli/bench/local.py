@@ -71,6 +71,7 @@ def make_request(engine: Engine, draw: random.Random, input_len: int, output_len
         f"bench-{draw.getrandbits(64):x}",
         [draw.randrange(vocab_size) for _ in range(input_len)],
         SamplingOptions(temperature=0.0, max_tokens=output_len, min_tokens=output_len, ignore_eos=True),
+        streamed=False,
     )
 
 

@@ -35,7 +35,7 @@ class AsyncLLM:
     def __init__(self, engine: Engine, options: LibraryOptions | None = None) -> None:
         """A door to an engine that is loaded already, for the running loop; `load` is the usual way."""
         self.engine = engine
-        self._preparation = Preparation(engine, options or LibraryOptions(engine.config))
+        self._preparation = Preparation(engine, options or LibraryOptions(engine.config), streamed=True)
         self._dispatcher = Dispatcher(engine)
 
     @classmethod

@@ -73,7 +73,8 @@ class LLM:
 
     def _attach(self, engine: Engine, options: LibraryOptions) -> None:
         self.engine = engine
-        self._preparation = Preparation(engine, options)
+        # A batch wants to be done soon, also when its pieces are looked at on the way.
+        self._preparation = Preparation(engine, options, streamed=False)
 
     @overload
     def generate(

@@ -26,14 +26,16 @@ _THOUGHT_TAIL = 256  # tokens at a prompt's end that tell whether a thought is o
 class Preparation:
     """Turns prompts and conversations into requests for one engine, and knows how its answers are read.
 
-    Everything wrong with a batch is raised here, before any of it runs, with the index of the prompt.
+    Everything wrong with a batch is raised here, before any of it runs, with the index of the prompt. `streamed`: see
+    `GenerationRequest`.
     """
 
-    def __init__(self, engine: Engine, options: LibraryOptions) -> None:
+    def __init__(self, engine: Engine, options: LibraryOptions, *, streamed: bool) -> None:
         config = engine.config
         tokenizer = engine.tokenizer
         self._engine = engine
         self._options = options
+        self._streamed = streamed
         tools = None if config.tool_call_parser is None else get_tool_parser(config.tool_call_parser)(tokenizer)
         reasoning = None
         if config.reasoning_parser is not None:
@@ -93,6 +95,7 @@ class Preparation:
                     priority=int(params.priority),
                     timeout=params.timeout,
                     thinking=thinking,
+                    streamed=self._streamed,
                     arrival_time=called,
                 )
                 self._engine.validate(request)

@@ -215,7 +215,9 @@ class LlmTask(Task):
     def _request(self, text: str) -> GenerationRequest:
         """On a worker thread."""
         prompt, frame_tokens = self._dialogue.prompt(text), self.unit.config.unit_frame_tokens
-        return GenerationRequest(f"unit-{uuid4().hex}", prompt, self._sampling, delta_tokens=frame_tokens)
+        return GenerationRequest(
+            f"unit-{uuid4().hex}", prompt, self._sampling, delta_tokens=frame_tokens, streamed=self.setup.streams
+        )
 
     def _release(self) -> None:
         self.unit.engines.release(self._dispatcher)

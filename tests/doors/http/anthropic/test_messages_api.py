@@ -238,7 +238,7 @@ def test_thought_and_tools(fake, text):
     assert outline(final) == outline(whole)
     assert whole.content[0].thinking == "plan"
     assert whole.usage.output_tokens_details.thinking_tokens > 0
-    assert [request.sampling.reasoning_max_tokens for request in fake.requests] == [50, 50]
+    assert [(one.sampling.reasoning_max_tokens, one.streamed) for one in fake.requests] == [(50, False), (50, True)]
     used = CALL in text
     assert (whole.content[-1].type, whole.stop_reason) == (("tool_use", "tool_use") if used else ("text", "end_turn"))
     if used:

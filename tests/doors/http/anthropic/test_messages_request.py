@@ -28,10 +28,15 @@ def messages_of(*messages, **body):
     return chat_of(messages=list(messages), **body)["messages"]
 
 
+def test_a_stream_is_asked_for_as_one():
+    assert chat_of(stream=True)["stream"] is True
+
+
 def test_a_text_is_a_message_of_the_user():
     chat = chat_of(system="be brief", temperature=0.5, top_p=0.9, top_k=5, stop_sequences=["x"], model="m")
     assert chat == {
         "model": "m",
+        "stream": False,
         "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}],
         "max_tokens": 9,
         "stop": ["x"],

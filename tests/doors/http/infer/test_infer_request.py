@@ -42,6 +42,11 @@ def prompt(engine, body: dict[str, Any], **options) -> str:
     return bytes(read(engine, body, **options).request.prompt_token_ids).decode()
 
 
+@pytest.mark.parametrize("stream", [True, False, None])
+def test_the_engine_knows_who_reads_along(engine, stream) -> None:
+    assert read(engine, {"inputs": "a", "stream": stream}).request.streamed is bool(stream)
+
+
 # Prompts
 
 

@@ -348,7 +348,7 @@ def test_unknown_fields_are_ignored_and_logged_once(reader, caplog):
 def test_fields_of_the_request(reader):
     asked = ask(reader, priority=-3, cache_salt="tenant", stream=True, stream_options={"include_usage": True})
     (request,) = asked.requests
-    assert (request.priority, request.cache_salt, request.timeout) == (-3, "tenant", None)
+    assert (request.priority, request.cache_salt, request.timeout, request.streamed) == (-3, "tenant", None, True)
     assert (asked.stream, asked.include_usage, asked.continuous_usage) == (True, True, False)
     assert reader.read(CHAT, {"messages": [{"role": "user", "content": "x"}]}, "r", 5.0).requests[0].arrival_time == 5.0
 
@@ -368,7 +368,7 @@ def test_limits_of_the_server(engine):
     assert chat(reader, max_tokens=5).sampling.max_tokens == 5
     assert chat(reader, max_tokens=50).sampling.max_tokens == 7
     assert completion(reader).requests[0].sampling.max_tokens == 7
-    assert chat(reader).timeout == 3.5
+    assert (chat(reader).timeout, chat(reader).streamed) == (3.5, False)
     with pytest.raises(PromptTooLongError, match="at most 20") as caught:
         completion(reader, "x" * 21)
     assert caught.value.field == "prompt"

@@ -22,11 +22,16 @@ def messages_of(items, **body):
     return read_body({"input": items, **body}).chat["messages"]
 
 
+def test_a_stream_is_asked_for_as_one():
+    assert chat_of(stream=True)["stream"] is True
+
+
 def test_a_text_is_a_message_of_the_user():
     chat = chat_of(instructions="be brief", max_output_tokens=5, temperature=0.5, top_p=0.9, seed=7, model="m")
     assert chat == {
         "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}],
         "max_completion_tokens": 5,
+        "stream": False,
         "temperature": 0.5,
         "top_p": 0.9,
         "seed": 7,

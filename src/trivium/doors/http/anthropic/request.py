@@ -63,8 +63,10 @@ def read_body(body: Mapping[str, Any], *, counting: bool = False) -> MessagesReq
     _check_edits(fields)
     conversation = read_conversation(fields)
     max_tokens = fields.integer("max_tokens", 1)
+    stream = fields.boolean("stream")
     chat: dict[str, Any] = {
         "model": fields.any("model"),
+        "stream": stream,
         "messages": conversation.messages,
         "max_tokens": max_tokens,
         "stop": fields.list("stop_sequences", "a list of strings", lambda value: isinstance(value, str)) or None,
@@ -78,7 +80,6 @@ def read_body(body: Mapping[str, Any], *, counting: bool = False) -> MessagesReq
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
     variables, max_thought, shown = _read_thinking(fields, max_tokens)
     chat["chat_template_kwargs"] = variables
-    stream = fields.boolean("stream")
     return MessagesRequest(
         chat=chat,
         conversation=conversation,

@@ -72,6 +72,7 @@ class InferReader:
             ),
             priority=given.get("priority", _LEAST_PRIORITY) - _LEAST_PRIORITY,
             timeout=self._timeout(given),
+            streamed=bool(stream),
             arrival_time=arrival,
         )
         return InferRequest(request, bool(stream), given.get("details", False), handed_over=time.monotonic())

@@ -199,6 +199,7 @@ class BodyReader:
                 timeout=self._timeout,
                 cache_salt=salt,
                 thinking=prompt.thinking,
+                streamed=stream,
                 arrival_time=arrival_time,
             )
             for i, prompt in enumerate(prompts)

@@ -73,7 +73,12 @@ def read_body(body: Mapping[str, Any]) -> ResponsesRequest:
     fields = Fields(body)
     _check_refused(fields)
     conversation = read_conversation(fields)
-    chat: dict[str, Any] = {"messages": conversation.messages, "max_completion_tokens": fields.integer("max_output_tokens", 1)}
+    stream = fields.boolean("stream")
+    chat: dict[str, Any] = {
+        "messages": conversation.messages,
+        "max_completion_tokens": fields.integer("max_output_tokens", 1),
+        "stream": stream,
+    }
     chat |= {name: fields.any(name) for name in _PASSED}
     tools, places = _read_tools(fields, chat)
     text = _read_text(fields, chat)
@@ -97,7 +102,6 @@ def read_body(body: Mapping[str, Any]) -> ResponsesRequest:
         "truncation": "disabled",
     }
     repeated |= {name: fields.string(name) for name in _NOTED}
-    stream = fields.boolean("stream")
     return ResponsesRequest(
         chat=chat,
         conversation=conversation,
