@@ -120,19 +120,6 @@ def test_missing_file_and_unknown_flag(tmp_path):
         EngineConfig.load({"colour": 1}, environ={})
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, "int8"),
-        ({"max_num_seqs": 1}, "int8"),
-        ({"activation_dtype": "int16"}, "int16"),
-        ({"activation_dtype": "float32"}, "float32"),
-    ],
-)
-def test_automatic_activations(options, expected):
-    assert EngineConfig(**options).activations == expected
-
-
 def test_cache_folder(monkeypatch):
     monkeypatch.delenv("TRIVIUM_HOME", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/x/cache")

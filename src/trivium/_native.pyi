@@ -41,7 +41,7 @@ class Matrix:
     def row(self, index: int) -> Float32:
         """One row, dequantised: float32 [cols]."""
     def matmul(self, x: Float32, activation: str) -> Float32:
-        """x [m, cols] -> [m, rows]; `activation` "int8", "int16" or "float32" (tests)."""
+        """x [m, cols] -> [m, rows]; `activation` "auto", "int8", "int16" or "float32" (tests)."""
 
 class Sampler:
     """How one sequence chooses its next token, with the history that penalties and random numbers depend on."""

@@ -48,8 +48,9 @@ class EngineConfig(Settings):
     quantization: Literal["wint8", "wint4"] | None = option(None, "quantise 16- and 32-bit weights while loading")
     activation_dtype: Literal["auto", "int8", "int16", "float32"] = option(
         "auto",
-        "int8: with 4-bit weights (wider ones take int16); int16: near exact; float32: exact, slow; auto: int8; the commands "
-        "that run one sequence at a time take int16, which costs them nothing",
+        "auto: int8 with 4-bit weights, int16 with wider ones; int8: with all quantised weights where the processor multiplies "
+        "bytes (AVX-512 VNNI), else as auto; int16: near exact; float32: exact, slow; the commands that run one sequence at a "
+        "time take int16 for auto, which costs them nothing",
     )
     num_threads: int | None = option(None, "threads of the kernels; default: the cores this process may use")
     seed: int | None = option(None, "seed from which requests without one draw theirs; default: random")
@@ -79,11 +80,6 @@ class EngineConfig(Settings):
         require(self.max_logprobs >= -1, "max_logprobs", ">= -1", self.max_logprobs)
         quantized = self.quantization is not None and self.activation_dtype == "float32"
         require(not quantized, "quantization", "unset with activation_dtype='float32'", self.quantization)
-
-    @property
-    def activations(self) -> Literal["int8", "int16", "float32"]:
-        """`activation_dtype` with "auto" decided."""
-        return "int8" if self.activation_dtype == "auto" else self.activation_dtype
 
 
 def cache_home() -> Path:

@@ -15,6 +15,7 @@ from trivium.engine import GenerationRequest, NativeEngine, OutputDelta
 
 EXACT = [
     Tiny("llama", quantization="wint4", activation_dtype="int16"),
+    Tiny("llama", quantization="wint8", activation_dtype="int8"),
     Tiny("mistral", hidden_size=72, activation_dtype="float32"),
     Tiny("qwen3_moe", activation_dtype="float32", heat=4.0),
 ]

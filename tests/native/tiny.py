@@ -44,7 +44,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         "residual_multiplier": 1.0,
         "logit_scale": 1.0,
         "tied_output": True,
-        "activation": "int8",
+        "activation": "auto",
     }
     return base | changes
 

@@ -15,7 +15,7 @@ from trivium.config import EngineConfig
 from trivium.models.loader import load_decoder
 
 EXPECTED = Path(__file__).parents[1] / "golden" / "smollm2" / "expected.npz"
-WINDOWS = {"int8": 16, "int16": 4, "float32": 1}  # 8,192 tokens; fewer where the bounds leave much room
+WINDOWS = {"auto": 16, "int8": 16, "int16": 4, "float32": 1}  # 8,192 tokens; fewer where the bounds leave much room
 
 
 def decoder(path: str, activation: str, cache: str) -> Model:
@@ -57,7 +57,12 @@ def measure(path: str, activation: str) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("activation", "perplexity", "kl", "top1"),
-    [("int8", 0.005, 5e-3, 0.95), ("int16", 0.001, 1e-4, 0.999), ("float32", 1e-5, 5e-5, 0.999)],
+    [
+        ("auto", 0.005, 5e-3, 0.95),
+        ("int8", 0.005, 5e-3, 0.95),
+        ("int16", 0.001, 1e-4, 0.999),
+        ("float32", 1e-5, 5e-5, 0.999),
+    ],
 )
 def test_quality_is_within_its_bounds(smollm2, activation, perplexity, kl, top1):
     found = measure(smollm2, activation)

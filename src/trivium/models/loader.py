@@ -215,7 +215,7 @@ def _pack(
 ) -> _native.Model:
     from trivium import _native
 
-    model = _native.Model(_native_spec(spec, config.activations))
+    model = _native.Model(_native_spec(spec, config.activation_dtype))
     done = 0
     for entry in entries:
         if entry.mode is None:

@@ -36,14 +36,17 @@ void add_tasks(const Product& product, int threads, std::vector<Task>* tasks) {
 
 }  // namespace
 
-void Activations::reserve(const Linear& consumer, Activation wanted, int rows, int cols) {
+void Activations::reserve(const Linear& consumer, ActivationMode mode, int rows, int cols) {
   cols_ = cols;
   blocks_ = (cols + kBlock - 1) / kBlock;
   stride_ = blocks_ * kBlock;
-  use8_ = use16_ = use_float_ = false;
+  use8_ = use16_ = use_float_ = use_biases_ = false;
   for (const auto& part : consumer.parts) {
-    switch (part->activation(wanted)) {
-      case Activation::kInt8: use8_ = true; break;
+    switch (part->activation(mode)) {
+      case Activation::kInt8:
+        use8_ = true;
+        use_biases_ |= part->view().family != Family::kW4;
+        break;
       case Activation::kInt16: use16_ = true; break;
       case Activation::kFloat32: use_float_ = true; break;
     }
@@ -56,6 +59,7 @@ void Activations::reserve(const Linear& consumer, Activation wanted, int rows, i
     grow(q8_, values);
     grow(scale8_.scales, scales);
     grow(scale8_.sums, scales);
+    if (use_biases_) grow(biases_, 3 * scales);
   }
   if (use16_) {
     grow(q16_, values);
@@ -68,7 +72,10 @@ void Activations::reserve(const Linear& consumer, Activation wanted, int rows, i
 void Activations::set_row(int row, const float* x) {
   const size_t at = static_cast<size_t>(row) * stride_, scale_at = static_cast<size_t>(row) * blocks_;
   const Kernels& k = kernels();
-  if (use8_) k.quantize_int8(x, cols_, q8_.data() + at, scale8_.scales.data() + scale_at, scale8_.sums.data() + scale_at);
+  if (use8_) {
+    int32_t* biases = use_biases_ ? biases_.data() + 3 * scale_at : nullptr;
+    k.quantize_int8(x, cols_, q8_.data() + at, scale8_.scales.data() + scale_at, scale8_.sums.data() + scale_at, biases);
+  }
   if (use16_) k.quantize_int16(x, cols_, q16_.data() + at, scale16_.scales.data() + scale_at, scale16_.sums.data() + scale_at);
   if (use_float_) std::memcpy(x_.data() + at, x, static_cast<size_t>(cols_) * sizeof(float));
 }
@@ -82,6 +89,7 @@ void Activations::copy_row(int row, const Activations& other, int from) {
     copy(q8_, other.q8_, stride_);
     copy(scale8_.scales, other.scale8_.scales, blocks_);
     copy(scale8_.sums, other.scale8_.sums, blocks_);
+    if (use_biases_) copy(biases_, other.biases_, 3 * blocks_);
   }
   if (use16_) {
     copy(q16_, other.q16_, stride_);
@@ -93,10 +101,10 @@ void Activations::copy_row(int row, const Activations& other, int from) {
 
 ActivationView Activations::view(Activation kind) const {
   const Quantised& scale = kind == Activation::kInt8 ? scale8_ : scale16_;
-  return {kind, q8_.data(), q16_.data(), x_.data(), scale.scales.data(), scale.sums.data(), stride_, blocks_};
+  return {kind, q8_.data(), q16_.data(), x_.data(), scale.scales.data(), scale.sums.data(), biases_.data(), stride_, blocks_};
 }
 
-void multiply(const std::vector<Product>& products, Activation wanted) {
+void multiply(const std::vector<Product>& products, ActivationMode mode) {
   Pool& pool = Pool::instance();
   std::vector<Task> tasks;
   for (const Product& product : products) add_tasks(product, pool.num_threads(), &tasks);
@@ -106,7 +114,7 @@ void multiply(const std::vector<Product>& products, Activation wanted) {
     out.out += t.first_row_of_matrix;
     const std::vector<float>& bias = t.product->linear->bias;
     out.bias = bias.empty() ? nullptr : bias.data() + t.first_row_of_matrix;
-    const Activation kind = t.matrix->activation(wanted);
+    const Activation kind = t.matrix->activation(mode);
     kernels().matmul(t.matrix->view(), t.product->x->view(kind), t.row_begin, t.row_end, t.group_begin, t.group_end, out);
   });
 }

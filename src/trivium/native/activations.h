@@ -11,8 +11,8 @@ namespace trivium {
 
 class Activations {
  public:
-  // Room for `rows` rows of `cols`, in the forms that `consumer` needs when the model wants `wanted`.
-  void reserve(const Linear& consumer, Activation wanted, int rows, int cols);
+  // Room for `rows` rows of `cols`, in the forms that `consumer` needs.
+  void reserve(const Linear& consumer, ActivationMode mode, int rows, int cols);
   // Convert row `row` from `x` [cols]; float32 rows are copied. May be called for different rows at once.
   void set_row(int row, const float* x);
   // Take row `row` of `other`, which has the same columns and forms.
@@ -26,10 +26,11 @@ class Activations {
     std::vector<float> scales, sums;
   };
   int cols_ = 0, blocks_ = 0, stride_ = 0;
-  bool use8_ = false, use16_ = false, use_float_ = false;
+  bool use8_ = false, use16_ = false, use_float_ = false, use_biases_ = false;
   std::vector<int8_t> q8_;
   std::vector<int16_t> q16_;
   std::vector<float> x_;
+  std::vector<int32_t> biases_;
   Quantised scale8_, scale16_;
 };
 
@@ -43,9 +44,9 @@ struct Product {
 };
 
 // Runs the products as one parallel loop.
-void multiply(const std::vector<Product>& products, Activation wanted);
-inline void multiply(const Linear& linear, const Activations& x, int rows, const MatmulOutput& out, Activation wanted) {
-  multiply({Product{&linear, &x, 0, rows, out}}, wanted);
+void multiply(const std::vector<Product>& products, ActivationMode mode);
+inline void multiply(const Linear& linear, const Activations& x, int rows, const MatmulOutput& out, ActivationMode mode) {
+  multiply({Product{&linear, &x, 0, rows, out}}, mode);
 }
 
 // f(row) for every row; on the pool when there are enough of them to pay for it.

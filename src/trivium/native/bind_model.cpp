@@ -51,11 +51,12 @@ PackMode to_pack_mode(const std::string& name) {
   fail("mode must be auto, float32, wint8 or wint4, got '" + name + "'");
 }
 
-Activation to_activation(const std::string& name) {
-  if (name == "int8") return Activation::kInt8;
-  if (name == "int16") return Activation::kInt16;
-  if (name == "float32") return Activation::kFloat32;
-  fail("activation must be int8, int16 or float32, got '" + name + "'");
+ActivationMode to_activation_mode(const std::string& name) {
+  if (name == "auto") return ActivationMode::kAuto;
+  if (name == "int8") return ActivationMode::kInt8;
+  if (name == "int16") return ActivationMode::kInt16;
+  if (name == "float32") return ActivationMode::kFloat32;
+  fail("activation must be auto, int8, int16 or float32, got '" + name + "'");
 }
 
 KvType to_kv_type(const std::string& name) {
@@ -78,7 +79,7 @@ std::shared_ptr<Matrix> make_matrix(int32_t rows, int32_t cols, const std::vecto
 nb::object matmul(const std::shared_ptr<Matrix>& matrix, Float2 x, const std::string& activation) {
   const int rows = static_cast<int>(x.shape(0)), cols = static_cast<int>(x.shape(1));
   if (cols != matrix->cols()) fail("x has " + std::to_string(cols) + " columns, expected " + std::to_string(matrix->cols()));
-  const Activation wanted = to_activation(activation);
+  const ActivationMode mode = to_activation_mode(activation);
   const Linear linear{{matrix}, {}};
   Activations activations;
   std::vector<float> out(static_cast<size_t>(rows) * static_cast<size_t>(matrix->rows()));
@@ -86,9 +87,9 @@ nb::object matmul(const std::shared_ptr<Matrix>& matrix, Float2 x, const std::st
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(Pool::instance().owner());
     Pool::instance().begin_step();
-    activations.reserve(linear, wanted, rows, cols);
+    activations.reserve(linear, mode, rows, cols);
     for (int i = 0; i < rows; i++) activations.set_row(i, x.data() + static_cast<int64_t>(i) * cols);
-    multiply(linear, activations, rows, {out.data(), matrix->rows(), nullptr, false, 1.0f}, wanted);
+    multiply(linear, activations, rows, {out.data(), matrix->rows(), nullptr, false, 1.0f}, mode);
     Pool::instance().end_step();
   }
   return float_array(std::move(out), rows, matrix->rows());
@@ -138,7 +139,7 @@ ModelConfig to_config(const nb::dict& spec) {
   c.residual_multiplier = get<float>(spec, "residual_multiplier");
   c.logit_scale = get<float>(spec, "logit_scale");
   c.tied_output = get<bool>(spec, "tied_output");
-  c.activation = to_activation(get<std::string>(spec, "activation"));
+  c.activation = to_activation_mode(get<std::string>(spec, "activation"));
   return c;
 }
 

@@ -279,10 +279,11 @@ std::string Matrix::family() const {
   }
 }
 
-Activation Matrix::activation(Activation wanted) const {
-  if (view_.family == Family::kW4) return wanted == Activation::kInt8 ? Activation::kInt8 : Activation::kInt16;
-  if (view_.family == Family::kW6 || view_.family == Family::kW8) return Activation::kInt16;
-  return Activation::kFloat32;
+Activation Matrix::activation(ActivationMode mode) const {
+  const bool narrow = view_.family == Family::kW4, codes = narrow || view_.family == Family::kW6 || view_.family == Family::kW8;
+  if (!codes) return Activation::kFloat32;
+  const bool int8 = mode == ActivationMode::kInt8 ? narrow || kernels().bytes_by_bytes : mode == ActivationMode::kAuto && narrow;
+  return int8 ? Activation::kInt8 : Activation::kInt16;
 }
 
 }  // namespace trivium

@@ -21,6 +21,9 @@
 
 namespace trivium {
 
+// What a model's activations become: of kAuto int8 for W4 and int16 for wider codes, of kInt8 int8 for all codes if the kernels can.
+enum class ActivationMode { kAuto, kInt8, kInt16, kFloat32 };
+
 enum class PackMode { kAuto, kFloat32, kWint8, kWint4 };
 
 struct Source {
@@ -40,8 +43,8 @@ class Matrix {
   size_t nbytes() const { return static_cast<size_t>(view_.group_bytes) * static_cast<size_t>(view_.groups); }
   std::string family() const;
 
-  // How activations must be given: `wanted` is the model's choice, narrower weights may allow int8.
-  Activation activation(Activation wanted) const;
+  // How activations must be given.
+  Activation activation(ActivationMode mode) const;
 
   // One row as float32 [cols].
   void read_row(int32_t row, float* out) const;

@@ -25,7 +25,7 @@ struct ModelConfig {
   bool qk_norm;
   float embedding_multiplier, residual_multiplier, logit_scale;
   bool tied_output;
-  Activation activation;
+  ActivationMode activation;
 
   // Throws std::invalid_argument naming the first member that is out of range.
   void check() const;

@@ -239,7 +239,10 @@ ARGUMENTS: tuple[Argument, ...] = (
     _honoured("num_kv_blocks", "exact number of KV blocks"),
     _honoured("kv_cache_dtype", "'auto', 'int16', 'int8' (about half the memory), 'float16' or 'float32'"),
     _honoured("prompt_lookup", "guess tokens from what prompt and answer have said before (True); no answer changes"),
-    _honoured("activation_dtype", "'auto', 'int8', 'int16' (near exact) or 'float32' (exact, slow)"),
+    _honoured(
+        "activation_dtype",
+        "'auto', 'int8' (for 6- and 8-bit weights too: faster, less exact), 'int16' (near exact) or 'float32' (exact, slow)",
+    ),
     _honoured("max_waiting", "requests that wait inside the engine (512); longer batches are fed gradually"),
 )
 

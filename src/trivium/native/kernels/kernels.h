@@ -39,8 +39,8 @@ struct PackedView {
   bool has_min;      // weight = scale * code + min; W4 without: scale * (code - 8)
   bool half_scales;  // one scale per 16 codes instead of 32 (W6, and W8 made of it)
   // Only within a matmul:
-  bool expanded;      // a group of W4 with a byte per code
-  uint8_t* unpacked;  // where groups of W6 shall go as W8, or nullptr
+  bool expanded;      // groups unpacked for many rows: W4 with a byte per code; W6 and W8 in fours, if activations are int8
+  uint8_t* unpacked;  // where groups of W6 or W8 shall go as they are unpacked, or nullptr
 };
 
 enum class Activation : uint8_t { kInt8, kInt16, kFloat32 };
@@ -54,6 +54,7 @@ struct ActivationView {
   const float* x;
   const float* scales;  // [m, blocks]
   const float* sums;    // [m, blocks]: scale * sum of the block's integers
+  const int32_t* biases;  // [m, blocks, 3], of q8 for W6 and W8: -128 * sum of a block's integers, and of those of its halves
   int64_t stride;       // elements from row to row of q8, q16 or x
   int64_t blocks;       // stride of scales and sums
 };
@@ -93,13 +94,14 @@ struct AttentionArgs {
 
 struct Kernels {
   const char* name;
+  bool bytes_by_bytes;  // whether matmul takes int8 activations for W6 and W8; else it takes int16
 
   // out[m, group rows] for groups [group_begin, group_end) and activation rows [row_begin, row_end).
   void (*matmul)(const PackedView& w, const ActivationView& x, int row_begin, int row_end, int group_begin, int group_end,
                  const MatmulOutput& out);
 
-  // Quantise a row of n floats per block of 32 (the tail padded with zeros). `sums` as in ActivationView.
-  void (*quantize_int8)(const float* x, int64_t n, int8_t* q, float* scales, float* sums);
+  // Quantise a row of n floats per block of 32 (the tail padded with zeros). `sums` and `biases` as in ActivationView; no biases if nullptr.
+  void (*quantize_int8)(const float* x, int64_t n, int8_t* q, float* scales, float* sums, int32_t* biases);
   void (*quantize_int16)(const float* x, int64_t n, int16_t* q, float* scales, float* sums);
 
   // out = x / sqrt(mean(x^2) + eps) * weight. out may be x.

@@ -62,10 +62,11 @@ inline void prefetch_block(const uint8_t* w, int64_t step) {
   }
 }
 
-// Names of `Expansion` that are looked up only where it pays.
+// `Expansion` and `Fours`, whose members are looked up only where there are any.
 template <int>
 struct Dependent {
   using type = Expansion;
+  using fours = Fours;
 };
 
 template <int R, int G, bool Nested, bool Min, bool Int8, bool Expanded = false>
@@ -97,37 +98,73 @@ void tile_w4(const uint8_t* w, const PackedView& view, const ActivationView& x, 
   }
 }
 
-// `UnpackedW6`: two scales per block, and codes times 4.
-template <int R, int G, bool Nested, bool Min, bool UnpackedW6 = false>
-void tile_w8(const uint8_t* w, const PackedView& view, const ActivationView& x, int row, vf (*out)[G]) {
-  using B = Block<Nested, kCodes8, 1 + (Min || UnpackedW6)>;
+// The view from row `row` on.
+inline ActivationView from_row(ActivationView x, int row) {
+  x.q8 += row * x.stride;
+  x.q16 += row * x.stride;
+  x.scales += row * x.blocks;
+  x.sums += row * x.blocks;
+  x.biases += row * x.blocks * 3;
+  return x;
+}
+
+// Adds block `b` of W8 from `codes`, of groups `codes_step` apart; of groups `w` with the scales of `B`. `Half`: with a scale for each half
+// of the block. `Int8`: codes in fours.
+template <typename B, int R, int G, bool Min, bool Half, bool Int8>
+inline void accumulate_w8(vf (*acc)[G], const uint8_t* codes, int64_t codes_step, const uint8_t* w, int64_t step, int b,
+                          const ActivationView& x) {
+  constexpr int kParts = Half ? 2 : 1, kColumns = kBlock / kParts;
+  TRIVIUM_UNROLL for (int part = 0; part < kParts; part++) {
+    vi dot[R][G];
+    const int64_t column = b * kBlock + part * kColumns;
+    const uint8_t* from = codes + part * kGroup * kColumns;
+    if constexpr (Int8) {
+      const int32_t* biases = x.biases + b * 3 + (Half ? 1 + part : 0);
+      Dependent<R>::fours::template dot<R, G, kColumns / 4>(from, codes_step, x.q8 + column, x.stride, biases, x.blocks * 3, dot);
+    } else {
+      dot_w8a16<R, G>(from, codes_step, x.q16 + column, x.stride, kColumns / 2, dot);
+    }
+    scale_accumulate<B, R, G>(acc, dot, w, step, b, part, x.scales + b, x.blocks);
+  }
+  if (Min) min_accumulate<B, true, R, G>(acc, w, step, b, x.sums + b, x.blocks);
+}
+
+// `Half`: made of W6, whose codes are times 4.
+template <int R, int G, bool Half>
+inline void finish_w8(vf (*acc)[G], vf (*out)[G]) {
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) out[r][g] = Half ? acc[r][g] * set1(0.25f) : acc[r][g];
+  }
+}
+
+// W8 as it is packed, for int16; or `view.expanded`.
+template <int R, int G, bool Nested, bool Min, bool Half, bool Int8>
+void tile_w8(const uint8_t* w, const PackedView& view, const ActivationView& all, int row, vf (*out)[G]) {
+  using B = Block<Nested, kCodes8, 1 + (Min || Half)>;
   vf acc[R][G];  // a local: through `out` every sum would go to memory
   clear<R, G>(acc);
-  const float* scales = x.scales + row * x.blocks;
-  const float* sums = x.sums + row * x.blocks;
-  const int64_t step = view.group_bytes, stride = x.stride, blocks = x.blocks;
+  const ActivationView x = from_row(all, row);
+  const int64_t step = view.group_bytes;
   for (int b = 0; b < view.blocks; b++) {
     const uint8_t* codes = B::codes(w, b);
-    if (!UnpackedW6) prefetch_block<G, B::kBytes>(codes, step);
-    const int16_t* q = x.q16 + row * stride + b * kBlock;
-    vi dot[R][G];
-    if (UnpackedW6) {
-      dot_w8a16<R, G>(codes, step, q, stride, 8, dot);
-      scale_accumulate<B, R, G>(acc, dot, w, step, b, 0, scales + b, blocks);
-      dot_w8a16<R, G>(codes + 256, step, q + 16, stride, 8, dot);
-      scale_accumulate<B, R, G>(acc, dot, w, step, b, 1, scales + b, blocks);
-    } else {
-      dot_w8a16<R, G>(codes, step, q, stride, 16, dot);
-      scale_accumulate<B, R, G>(acc, dot, w, step, b, 0, scales + b, blocks);
-    }
-    if (Min) min_accumulate<B, true, R, G>(acc, w, step, b, sums + b, blocks);
+    if (!Half && !Int8) prefetch_block<G, B::kBytes>(codes, step);
+    accumulate_w8<B, R, G, Min, Half, Int8>(acc, codes, step, w, step, b, x);
   }
-  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
-    TRIVIUM_UNROLL for (int g = 0; g < G; g++) out[r][g] = UnpackedW6 ? acc[r][g] * set1(0.25f) : acc[r][g];
+  finish_w8<R, G, Half>(acc, out);
+}
+
+// 64 bytes of codes in pairs, as the activations want them.
+template <bool Int8>
+inline void store_codes8(uint8_t* to, const void* pairs) {
+  if constexpr (Int8) {
+    Dependent<Int8>::fours::store(to, pairs);
+  } else {
+    std::memcpy(to, pairs, 64);
   }
 }
 
 // The codes of a W6 block, times 4, as those of a W8 block; matrix.h says where their bits are.
+template <bool Int8>
 inline void unpack_w6(const uint8_t* from, uint8_t* to) {
   typedef uint16_t Words __attribute__((vector_size(64)));  // GCC shifts bytes to the left by adding them to themselves
   constexpr uint16_t kHigh = 0xf0f0, kLow = 0x0c0c;
@@ -138,40 +175,39 @@ inline void unpack_w6(const uint8_t* from, uint8_t* to) {
     std::memcpy(&low, from + 256 + i, sizeof low);
     const Words codes[4] = {(a & kHigh) | (low & kLow), (b & kHigh) | (low << 2 & kLow), (a << 4 & kHigh) | (low >> 2 & kLow),
                             (b << 4 & kHigh) | (low >> 4 & kLow)};
-    for (int k = 0; k < 4; k++) std::memcpy(to + 128 * k + i, &codes[k], sizeof codes[k]);
+    for (int k = 0; k < 4; k++) store_codes8<Int8>(to + 128 * k + i, &codes[k]);
   }
 }
 
-using PackedW6 = Block<true, kCodes6, 2>;
-using UnpackedW6 = Block<true, kCodes8, 2>;
-
-// Unpacks each block where it is used, so that memory is read while it is multiplied; `Keep`: in view.unpacked, for other rows.
-template <int R, int G, bool Keep>
-void tile_w6(const uint8_t* w, const PackedView& view, const ActivationView& x, int row, vf (*out)[G]) {
+// W6, or W8 for int8. Unpacks each block where it is used, so that memory is read while it is multiplied; `Keep`: in view.unpacked, for
+// other rows.
+template <int R, int G, bool Nested, bool Min, bool W6, bool Int8, bool Keep>
+void tile_unpacking(const uint8_t* w, const PackedView& view, const ActivationView& all, int row, vf (*out)[G]) {
+  using From = Block<Nested, W6 ? kCodes6 : kCodes8, 1 + (Min || W6)>;
+  using To = Block<Nested, kCodes8, 1 + (Min || W6)>;
   vf acc[R][G];  // a local: through `out` every sum would go to memory
   clear<R, G>(acc);
-  const float* scales = x.scales + row * x.blocks;
-  const int64_t step = view.group_bytes, stride = x.stride, blocks = x.blocks;
+  const ActivationView x = from_row(all, row);
+  const int64_t step = view.group_bytes;
   alignas(64) uint8_t local[G][kCodes8];
-  const int64_t codes_step = Keep ? UnpackedW6::bytes(view.blocks) : kCodes8;
+  const int64_t codes_step = Keep ? To::bytes(view.blocks) : kCodes8;
   for (int b = 0; b < view.blocks; b++) {
-    const uint8_t* from = PackedW6::codes(w, b);
-    uint8_t* codes = Keep ? view.unpacked + nested_codes(b, kCodes8) : local[0];
-    prefetch_block<G, PackedW6::kBytes>(from, step);
+    const uint8_t* from = From::codes(w, b);
+    uint8_t* codes = Keep ? view.unpacked + (To::codes(view.unpacked, b) - view.unpacked) : local[0];
+    prefetch_block<G, From::kBytes>(from, step);
     TRIVIUM_UNROLL for (int g = 0; g < G; g++) {
-      unpack_w6(from + g * step, codes + g * codes_step);
-      if (Keep && b % kNest == 0) std::memcpy(codes + g * codes_step - kNestScales, from + g * step - kNestScales, kNestScales);
+      uint8_t* to = codes + g * codes_step;
+      if constexpr (W6) {
+        unpack_w6<Int8>(from + g * step, to);
+      } else {
+        TRIVIUM_UNROLL for (int i = 0; i < kCodes8; i += 64) store_codes8<Int8>(to + i, from + g * step + i);
+      }
+      if (Keep && !Nested) std::memcpy(to + kCodes8, from + g * step + kCodes8, From::kScaleBytes);
+      if (Keep && Nested && b % kNest == 0) std::memcpy(to - kNestScales, from + g * step - kNestScales, kNestScales);
     }
-    const int16_t* q = x.q16 + row * stride + b * kBlock;
-    TRIVIUM_UNROLL for (int half = 0; half < 2; half++) {
-      vi dot[R][G];
-      dot_w8a16<R, G>(codes + half * 256, codes_step, q + half * 16, stride, 8, dot);
-      scale_accumulate<PackedW6, R, G>(acc, dot, w, step, b, half, scales + b, blocks);
-    }
+    accumulate_w8<From, R, G, Min, W6, Int8>(acc, codes, codes_step, w, step, b, x);
   }
-  TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
-    TRIVIUM_UNROLL for (int g = 0; g < G; g++) out[r][g] = acc[r][g] * set1(0.25f);
-  }
+  finish_w8<R, G, W6>(acc, out);
 }
 
 inline vf load_weights(const uint8_t* p, Family family) {
@@ -211,17 +247,38 @@ Tile<G> choose_w4(const PackedView& w, Activation kind) {
   return kind == Activation::kInt8 ? tile_w4<R, G, Nested, Min, true> : tile_w4<R, G, Nested, Min, false>;
 }
 
+template <int R, int G, bool Nested, bool Min, bool W6, bool Int8>
+Tile<G> choose_unpacking(const PackedView& w) {
+  if (w.expanded) return tile_w8<R, G, Nested, Min, W6, Int8>;
+  return w.unpacked == nullptr ? tile_unpacking<R, G, Nested, Min, W6, Int8, false> : tile_unpacking<R, G, Nested, Min, W6, Int8, true>;
+}
+
+template <int R, int G, bool Nested, bool Min>
+Tile<G> choose_w8(const PackedView& w, Activation kind) {
+  if constexpr (Fours::kHave) {
+    if (kind == Activation::kInt8) return choose_unpacking<R, G, Nested, Min, false, true>(w);
+  }
+  return tile_w8<R, G, Nested, Min, false, false>;
+}
+
+template <int R, int G>
+Tile<G> choose_w6(const PackedView& w, Activation kind) {
+  if constexpr (Fours::kHave) {
+    if (kind == Activation::kInt8) return choose_unpacking<R, G, true, false, true, true>(w);
+  }
+  return choose_unpacking<R, G, true, false, true, false>(w);
+}
+
 template <int R, int G>
 Tile<G> choose_tile(const PackedView& w, Activation kind) {
   switch (w.family) {
     case Family::kW4:
       if (w.nested) return choose_w4<R, G, true, true>(w, kind);
       return w.has_min ? choose_w4<R, G, false, true>(w, kind) : choose_w4<R, G, false, false>(w, kind);
-    case Family::kW6: return w.unpacked == nullptr ? tile_w6<R, G, false> : tile_w6<R, G, true>;
+    case Family::kW6: return choose_w6<R, G>(w, kind);
     case Family::kW8:
-      if (w.half_scales) return tile_w8<R, G, true, false, true>;
-      if (w.has_min) return w.nested ? tile_w8<R, G, true, true> : tile_w8<R, G, false, true>;
-      return tile_w8<R, G, false, false>;
+      if (w.has_min) return w.nested ? choose_w8<R, G, true, true>(w, kind) : choose_w8<R, G, false, true>(w, kind);
+      return choose_w8<R, G, false, false>(w, kind);
     case Family::kF32: return tile_float<R, G, Family::kF32>;
     case Family::kF16: return tile_float<R, G, Family::kF16>;
     default: return tile_float<R, G, Family::kBF16>;
@@ -290,12 +347,12 @@ PackedView unpacked_view(const PackedView& w, int group, const uint8_t* codes) {
   return view;
 }
 
-// All rows of G groups of W6: the first tile unpacks them for the others.
-template <int R, int G>
-void run_w6(const PackedView& w, const ActivationView& x, int row, int row_end, int group, const MatmulOutput& out) {
-  alignas(64) uint8_t codes[G * UnpackedW6::bytes(kUnpackBlocks)];
-  PackedView packed = w, unpacked = unpacked_view<UnpackedW6>(w, group, codes);
-  unpacked.family = Family::kW8;
+// All rows of G groups of W6 or W8, whose blocks unpacked are `To`: the first tile unpacks them for the others.
+template <typename To, int R, int G>
+void run_unpacked(const PackedView& w, const ActivationView& x, int row, int row_end, int group, const MatmulOutput& out) {
+  alignas(64) uint8_t codes[G * To::bytes(kUnpackBlocks)];
+  PackedView packed = w, unpacked = unpacked_view<To>(w, group, codes);
+  unpacked.expanded = true;
   const int rows = tile_rows<R>(row_end - row);
   if (rows < row_end - row) packed.unpacked = codes;
   run_some<R, G>(rows, packed, x, row, group, out);
@@ -304,10 +361,15 @@ void run_w6(const PackedView& w, const ActivationView& x, int row, int row_end, 
 
 template <int R, int G>
 void run_groups(const PackedView& w, const ActivationView& x, int row, int row_end, int group, const MatmulOutput& out) {
-  if (w.family == Family::kW6 && w.blocks <= kUnpackBlocks) {
-    run_w6<R, G>(w, x, row, row_end, group, out);
-  } else {
+  const bool unpacks = w.family == Family::kW6 || (w.family == Family::kW8 && x.kind == Activation::kInt8);
+  if (!unpacks || w.blocks > kUnpackBlocks) {
     run_rows<R, G>(w, x, row, row_end, group, out);
+  } else if (w.nested) {
+    run_unpacked<Block<true, kCodes8, 2>, R, G>(w, x, row, row_end, group, out);
+  } else if (w.has_min) {
+    run_unpacked<Block<false, kCodes8, 2>, R, G>(w, x, row, row_end, group, out);
+  } else {
+    run_unpacked<Block<false, kCodes8, 1>, R, G>(w, x, row, row_end, group, out);
   }
 }
 

@@ -151,6 +151,37 @@ inline void dot_w4a8(const uint8_t* codes, int64_t step, const int8_t* q, int64_
   }
 }
 
+// Codes of 8 bits in fours, for int8 activations: per row the bytes of columns 4t to 4t + 3, plus 128.
+struct Fours {
+  static constexpr bool kHave = true;
+
+  // Four t from pairs 2t and 2t + 1 (matrix.h), 64 bytes.
+  static void store(uint8_t* to, const void* pairs) {
+    const __m512i rows = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18,
+                                          2, 17, 1, 16, 0);
+    const __m512i order = _mm512_set4_epi32(0x0f0d0e0c, 0x0b090a08, 0x07050604, 0x03010200);
+    const __m512i four = _mm512_shuffle_epi8(_mm512_permutexvar_epi16(rows, _mm512_loadu_si512(pairs)), order);
+    _mm512_storeu_si512(to, _mm512_xor_si512(four, _mm512_set1_epi8(-128)));
+  }
+
+  // With `Count` fours. `biases`, `bias_stride` from row to row, make up for the 128.
+  template <int R, int G, int Count>
+  static void dot(const uint8_t* codes, int64_t step, const int8_t* q, int64_t stride, const int32_t* biases, int64_t bias_stride,
+                  vi (*sum)[G]) {
+    TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+      TRIVIUM_UNROLL for (int g = 0; g < G; g++) sum[r][g].v = broadcast(biases + r * bias_stride);
+    }
+    TRIVIUM_UNROLL for (int t = 0; t < Count; t++) {
+      __m512i w[G];
+      TRIVIUM_UNROLL for (int g = 0; g < G; g++) w[g] = _mm512_loadu_si512(codes + g * step + 64 * t);
+      TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
+        const __m512i x = broadcast(q + r * stride + 4 * t);
+        TRIVIUM_UNROLL for (int g = 0; g < G; g++) sum[r][g].v = _mm512_dpbusd_epi32(sum[r][g].v, w[g], x);
+      }
+    }
+  }
+};
+
 template <int R, int G>
 inline void dot_w4a16(const uint8_t* codes, int64_t step, const int16_t* q, int64_t stride, vi (*sum)[G]) {
   const __m512i mask = _mm512_set1_epi8(15);

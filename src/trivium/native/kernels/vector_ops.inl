@@ -111,7 +111,7 @@ inline void load_block(const float* x, int64_t left, vf* a, vf* b) {
   }
 }
 
-void quantize_int8(const float* x, int64_t n, int8_t* q, float* scales, float* sums) {
+void quantize_int8(const float* x, int64_t n, int8_t* q, float* scales, float* sums, int32_t* biases) {
   for (int64_t block = 0; block * kBlock < n; block++) {
     vf a, b;
     load_block(x + block * kBlock, n - block * kBlock, &a, &b);
@@ -121,7 +121,13 @@ void quantize_int8(const float* x, int64_t n, int8_t* q, float* scales, float* s
     store_int8(q + block * kBlock, qa);
     store_int8(q + block * kBlock + 16, qb);
     scales[block] = amax / 127.0f;
-    sums[block] = scales[block] * static_cast<float>(reduce_add(qa + qb));
+    const int32_t sum = reduce_add(qa + qb);
+    sums[block] = scales[block] * static_cast<float>(sum);
+    if (biases == nullptr) continue;
+    const int32_t first = reduce_add(qa);
+    biases[3 * block] = -128 * sum;
+    biases[3 * block + 1] = -128 * first;
+    biases[3 * block + 2] = -128 * (sum - first);
   }
 }
 
