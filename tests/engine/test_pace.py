@@ -49,6 +49,18 @@ def test_the_limit_follows_the_times():
     assert limits[-1] * (0.2 - 0.07) / 96 < 0.4 < limits[0] * (0.2 - 0.07) / 96
 
 
+def test_a_hiccup_of_the_machine_hardly_counts():
+    pace = Pace()
+    for _ in range(9):
+        pace.record(plan(8), 0.005)
+        pace.record(plan(8, 40), 0.020)
+    usual = pace.prefill_limit(8)
+    pace.record(plan(8, 40), 0.150)
+    assert 0.85 * usual < pace.prefill_limit(8) < usual
+    pace.record(plan(8), 0.150)
+    assert pace.prefill_limit(8) < 1.1 * usual
+
+
 def test_short_prompts_tell_nothing_and_a_slow_machine_leaves_some():
     pace = Pace()
     pace.record(plan(2), 0.01)

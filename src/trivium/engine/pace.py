@@ -11,6 +11,7 @@ _LEAST = 16  # rows of prompts that are always allowed, or a slow machine would 
 _SAMPLE = 12  # rows of prompts from which on a step tells what a row costs
 _SHARED = 0.7  # of the time of a step that only decodes, what decoding takes of one with prompts: both read the weights once
 _WEIGHT = 0.2  # of a new measurement
+_MOST = 1.5  # times what was known: more is put down to a machine that did something else for a moment
 
 _UNLIMITED = 2**31
 
@@ -49,4 +50,4 @@ def _bucket(number: int) -> int:
 
 
 def _mixed(before: float, now: float) -> float:
-    return before + _WEIGHT * (now - before) if before else now
+    return before + _WEIGHT * (min(now, _MOST * before) - before) if before else now

@@ -60,27 +60,23 @@ KvCache::KvCache(const ModelConfig& config, int num_blocks, int block_size, KvTy
       block_size_(block_size),
       type_(type),
       position_bytes_(position_bytes(config, type)),
-      block_stride_(block_bytes_of_layer(config, block_size, type)) {
+      layer_bytes_(block_bytes_of_layer(config, block_size, type)),
+      block_stride_(layer_bytes_ * config.num_layers) {
   if (num_blocks < 1) throw std::invalid_argument("the KV cache needs at least one block");
   if (block_size < kSubtile || block_size % kSubtile != 0) throw std::invalid_argument("block_size must be a multiple of 16");
   memory_ = map_memory(block_bytes(config, block_size, type) * static_cast<size_t>(num_blocks));
 }
 
-uint8_t* KvCache::layer_base(int layer) const { return memory_.get() + static_cast<int64_t>(layer) * num_blocks_ * block_stride_; }
-
 void KvCache::copy_blocks(const std::vector<std::pair<int, int>>& pairs) {
   for (const auto& [from, to] : pairs) {
     if (from < 0 || from >= num_blocks_ || to < 0 || to >= num_blocks_) throw std::invalid_argument("no such KV block");
-    for (int layer = 0; layer < num_layers_; layer++) {
-      uint8_t* base = layer_base(layer);
-      std::memcpy(base + to * block_stride_, base + from * block_stride_, static_cast<size_t>(block_stride_));
-    }
+    std::memcpy(memory_.get() + to * block_stride_, memory_.get() + from * block_stride_, static_cast<size_t>(block_stride_));
   }
 }
 
 void KvCache::write(int layer, int block, int slot, int head, const float* key, const float* value) {
   const int within = slot % kSubtile;
-  uint8_t* k = layer_base(layer) + block * block_stride_ + head * head_bytes() + (slot - within) * position_bytes_;
+  uint8_t* k = memory_.get() + block * block_stride_ + layer * layer_bytes_ + head * head_bytes() + (slot - within) * position_bytes_;
   uint8_t* v = k + num_kv_heads_ * head_bytes();
   switch (type_) {
     case KvType::kFloat16:
@@ -107,7 +103,7 @@ void KvCache::write(int layer, int block, int slot, int head, const float* key, 
 }
 
 void KvCache::locate(int layer, int head, AttentionArgs* args) const {
-  args->cache = layer_base(layer);
+  args->cache = memory_.get() + layer * layer_bytes_;
   args->block_size = block_size_;
   args->block_stride = block_stride_;
   args->k_offset = head * head_bytes();

@@ -1,6 +1,7 @@
 // The paged KV cache: physical blocks of `block_size` positions for every layer.
 //
-// A block of one layer holds, per KV head, the keys of each 16 positions, then, per KV head, the values of each 16 positions.
+// A block's layers lie one after the other, so that a new block takes a huge page or two of new memory: the system clears pages when they
+// are first touched, and one for each layer at once would hold up everybody. Of a layer a block holds, per KV head, the keys of each 16 positions, then, per KV head, the values of each 16 positions.
 // 16 keys lie as [head_dim][16], 16 values as [16][head_dim]; head_dim is padded to a multiple of 16 with zeros.
 //
 // As codes, int16 or int8, a key or value is head_dim codes and a scale. 16 keys lie as [head_dim / 2][16][2] and 16 values as
@@ -40,13 +41,13 @@ class KvCache {
   void locate(int layer, int head, AttentionArgs* args) const;
 
  private:
-  uint8_t* layer_base(int layer) const;
   int64_t head_bytes() const { return block_size_ * position_bytes_; }  // a head's keys in a block
 
   int num_layers_, num_kv_heads_, head_dim_, head_dim_padded_, num_blocks_, block_size_;
   KvType type_;
   int64_t position_bytes_;  // a key of one head
-  int64_t block_stride_;    // bytes, within a layer
+  int64_t layer_bytes_;     // of a block
+  int64_t block_stride_;    // bytes from block to block
   std::shared_ptr<uint8_t> memory_;
 };
 
