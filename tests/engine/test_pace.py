@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from engine_parts import Door, make_engine, request
 from fake_native import continuation
 from scheduling import sequence
@@ -12,29 +13,29 @@ from trivium.engine.scheduler import Chunk, StepPlan
 NO_LIMIT = 10_000
 
 
-def plan(num_decoding: int, prompt_rows: int = 0, drafts: int = 0) -> StepPlan:
+def plan(num_decoding: int, prompt_rows: int = 0, drafts: int = 0, depth: int = 0) -> StepPlan:
     chunks = [Chunk(sequence(9), 8, 1 + drafts, True, (5,) * drafts) for _ in range(num_decoding)]
-    return StepPlan(chunks + [Chunk(sequence(1000), 0, prompt_rows, False)] * bool(prompt_rows))
+    return StepPlan(chunks + [Chunk(sequence(1000), depth, prompt_rows, False)] * bool(prompt_rows))
 
 
 def test_no_limit_before_both_kinds_of_steps_were_seen():
     pace = Pace()
-    assert pace.prefill_limit(8) > NO_LIMIT
+    assert pace.prefill_limit(8, 0) > NO_LIMIT
     pace.record(plan(0, 500), 0.5)
-    assert pace.prefill_limit(8) > NO_LIMIT
+    assert pace.prefill_limit(8, 0) > NO_LIMIT
     pace.record(plan(8), 0.05)
-    assert pace.prefill_limit(8) < 500
-    assert pace.prefill_limit(2) > NO_LIMIT  # nothing is known of so few
-    assert pace.prefill_limit(0) > NO_LIMIT
+    assert pace.prefill_limit(8, 0) < 500
+    assert pace.prefill_limit(2, 0) > NO_LIMIT  # nothing is known of so few
+    assert pace.prefill_limit(0, 0) > NO_LIMIT
 
 
 def test_a_step_with_prompts_takes_a_few_times_as_long_as_one_without():
     pace = Pace()
     pace.record(plan(8), 0.05)
     pace.record(plan(0, 512), 0.512)
-    rows = pace.prefill_limit(8)
+    rows = pace.prefill_limit(8, 0)
     assert 0.15 <= rows * 0.001 <= 0.25
-    assert pace.prefill_limit(5) == rows  # about as many as eight
+    assert pace.prefill_limit(5, 0) == rows  # about as many as eight
 
 
 def test_the_limit_follows_the_times():
@@ -44,7 +45,7 @@ def test_the_limit_follows_the_times():
     limits = []
     for _ in range(30):
         pace.record(plan(4, 96), 0.2)  # rows take twice as long from now on
-        limits.append(pace.prefill_limit(4))
+        limits.append(pace.prefill_limit(4, 0))
     assert limits == sorted(limits, reverse=True)
     assert limits[-1] * (0.2 - 0.07) / 96 < 0.4 < limits[0] * (0.2 - 0.07) / 96
 
@@ -54,32 +55,47 @@ def test_a_hiccup_of_the_machine_hardly_counts():
     for _ in range(9):
         pace.record(plan(8), 0.005)
         pace.record(plan(8, 40), 0.020)
-    usual = pace.prefill_limit(8)
+    usual = pace.prefill_limit(8, 0)
     pace.record(plan(8, 40), 0.150)
-    assert 0.85 * usual < pace.prefill_limit(8) < usual
+    assert 0.85 * usual < pace.prefill_limit(8, 0) < usual
     pace.record(plan(8), 0.150)
-    assert pace.prefill_limit(8) < 1.1 * usual
+    assert pace.prefill_limit(8, 0) < 1.1 * usual
+
+
+def test_rows_cost_more_the_further_a_prompt_is():
+    pace = Pace()
+    pace.record(plan(8), 0.005)
+
+    def cost(depth: float) -> float:
+        return 0.0003 + 0.0003 * depth / 4000
+
+    for _ in range(3):
+        for depth in range(0, 4000, 40):
+            pace.record(plan(8, 40, depth=depth), 0.0035 + 40 * cost(depth + 20))
+    room = (pace.prefill_limit(8, 0) + 0.5) * cost(0)
+    for depth in (0, 1000, 2000, 3900):  # also at the beginning of the next prompt, although the last was long
+        assert pace.prefill_limit(8, depth) * cost(depth) == pytest.approx(room, rel=0.1)
 
 
 def test_short_prompts_tell_nothing_and_a_slow_machine_leaves_some():
     pace = Pace()
     pace.record(plan(2), 0.01)
     pace.record(plan(2, 4), 0.02)  # mostly the decoding
-    assert pace.prefill_limit(2) > NO_LIMIT
+    assert pace.prefill_limit(2, 0) > NO_LIMIT
     pace.record(plan(2, 64), 60.0)
-    assert 16 <= pace.prefill_limit(2) <= 64
+    assert 16 <= pace.prefill_limit(2, 0) <= 64
 
 
 def test_drafts_belong_to_decoding():
     pace = Pace()
     pace.record(plan(1, drafts=40), 0.01)
     pace.record(plan(0, 40), 0.04)
-    assert pace.prefill_limit(1) < NO_LIMIT
+    assert pace.prefill_limit(1, 0) < NO_LIMIT
 
 
 def test_answers_do_not_depend_on_it(monkeypatch):
     limits = iter([3, 1, 7, 2] * 1000)
-    monkeypatch.setattr(Pace, "prefill_limit", lambda self, num_decoding: next(limits) if num_decoding else NO_LIMIT)
+    monkeypatch.setattr(Pace, "prefill_limit", lambda self, num_decoding, depth: next(limits) if num_decoding else NO_LIMIT)
     prompt = "a longer prompt " * 10
     with make_engine(enable_prefix_caching=False) as engine:
         door = Door()

@@ -55,7 +55,7 @@ def test_decodes_come_first_then_running_prompts_then_new_ones() -> None:
 
 
 def test_prompts_come_in_small_pieces_only_while_a_stream_decodes() -> None:
-    target = scheduler(200, budget=64, prefill_limit=lambda num_decoding: 10 * num_decoding)
+    target = scheduler(200, budget=64, prefill_limit=lambda num_decoding, depth: 10 * num_decoding + depth // 120)
     batch, stream, long = sequence(5, streamed=False, max_tokens=9), sequence(5), sequence(500)
     add(target, batch)
     step(target)
@@ -63,9 +63,9 @@ def test_prompts_come_in_small_pieces_only_while_a_stream_decodes() -> None:
     assert rows(step(target)) == [(batch, 5, 1, True), (long, 0, 63, False)]
     add(target, stream)
     assert rows(step(target)) == [(batch, 6, 1, True), (long, 63, 58, False), (stream, 0, 5, True)]
-    assert rows(step(target)) == [(batch, 7, 1, True), (stream, 5, 1, True), (long, 121, 20, False)]
+    assert rows(step(target)) == [(batch, 7, 1, True), (stream, 5, 1, True), (long, 121, 21, False)]
     target.finish(stream)
-    assert rows(step(target)) == [(batch, 8, 1, True), (long, 141, 63, False)]
+    assert rows(step(target)) == [(batch, 8, 1, True), (long, 142, 63, False)]
 
 
 def test_several_prompts_progress_together_the_first_fastest() -> None:

@@ -188,8 +188,9 @@ class World:
         right = self.wanted[sequence][len(sequence.tokens) :][: self.random.randint(0, 5)]
         return [token if self.random.random() < 0.8 else self.random.randrange(VOCABULARY) for token in right]
 
-    def prefill_limit(self, num_decoding: int) -> int:
+    def prefill_limit(self, num_decoding: int, depth: int) -> int:
         self.num_decoding = num_decoding
+        assert depth in {0, *(sequence.num_computed for sequence in self.scheduler.running)}
         return self.options.prefill_limit if num_decoding and self.options.prefill_limit else 1000
 
     def end(self, sequence: Sequence, outcome: str) -> None:

@@ -78,7 +78,7 @@ class Scheduler:
     min(max_num_seqs, max_num_batched_tokens) sequences run, so that each decode gets its row. `propose`, if given, is asked for
     draft tokens of decoding, `predictable` sequences; drafts take at most half of what the decodes leave of the budget.
     `prefill_limit`, if given, says how many rows of prompts a step may have beside so many decoding sequences, if any of these
-    is streamed.
+    is streamed; it is also told how far the first of the prompts is.
     Not thread-safe. Raises ConfigError for sizes below 1, `ageing` not above 0 or negative `max_preemptions`.
     """
 
@@ -92,7 +92,7 @@ class Scheduler:
         ageing: float = 10.0,
         max_preemptions: int = 3,
         propose: Proposer | None = None,
-        prefill_limit: Callable[[int], int] | None = None,
+        prefill_limit: Callable[[int, int], int] | None = None,
     ) -> None:
         _require(max_num_seqs >= 1, "max_num_seqs", ">= 1", max_num_seqs)
         _require(max_num_batched_tokens >= 1, "max_num_batched_tokens", ">= 1", max_num_batched_tokens)
@@ -158,7 +158,8 @@ class Scheduler:
             self._make_way(plan, now)
         budget = self._plan_decodes(plan)
         if self._prefill_limit is not None and any(chunk.sequence.request.streamed for chunk in plan.chunks):
-            budget = min(budget, self._prefill_limit(len(plan.chunks)))
+            depth = next((s.num_computed for s in self.running if len(s.tokens) - s.num_computed > 1), 0)
+            budget = min(budget, self._prefill_limit(len(plan.chunks), depth))
         if budget > 0:
             self._plan_prefills(plan, budget, now)
         return plan
