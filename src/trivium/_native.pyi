@@ -14,6 +14,9 @@ UInt32 = NDArray[np.uint32]
 def available_instruction_sets() -> list[str]:
     """Kernels this CPU can run, best first: of "avx512", "avx2", "neon_dot", "neon", "portable"."""
 
+def bytes_by_bytes() -> bool:
+    """Whether 6- and 8-bit weights can take int8 activations with the kernels in use."""
+
 def instruction_set() -> str:
     """The kernels in use: the best available, or what TRIVIUM_ISA names."""
 

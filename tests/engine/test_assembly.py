@@ -92,6 +92,13 @@ def test_loaded_engine_answers(loaded, caplog):
     ]
 
 
+@pytest.mark.parametrize(("activation", "has", "told"), [("int8", False, True), ("int8", True, False), ("auto", False, False)])
+def test_int8_that_wider_weights_cannot_take_is_told(loaded, caplog, monkeypatch, activation, has, told):
+    monkeypatch.setattr(trivium._native, "bytes_by_bytes", lambda: has, raising=False)
+    with load(model=str(loaded.path), activation_dtype=activation):
+        assert any("activation_dtype=int8 holds for 4-bit weights only" in message for message in caplog.messages) is told
+
+
 def test_configuration_comes_first(loaded):
     options = {"num_threads": 1, "served_model_name": "mine", "chat_template": "{{ messages }}", "activation_dtype": "float32"}
     with load(model="smollm2", tokenizer="elsewhere", **options) as engine:

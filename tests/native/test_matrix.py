@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantized import QUANTISED, random_tensor, reference
 
-from trivium._native import Matrix, dequantize, instruction_set
+from trivium._native import Matrix, bytes_by_bytes, dequantize, instruction_set
 from trivium.models.checkpoint import TensorType
 
 ALL = list(TensorType)
@@ -24,7 +24,11 @@ def taken(type: TensorType, activation: str) -> str:
         return "float32"
     if type in FOUR_BIT:
         return "int16" if activation == "int16" else "int8"
-    return "int8" if activation == "int8" and instruction_set() == "avx512" else "int16"
+    return "int8" if activation == "int8" and bytes_by_bytes() else "int16"
+
+
+def test_who_multiplies_bytes():
+    assert bytes_by_bytes() is (instruction_set() == "avx512")
 
 
 def make(type: TensorType, rows: int, cols: int, mode: str = "auto", seed: int = 0) -> tuple[Matrix, np.ndarray]:

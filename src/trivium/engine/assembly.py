@@ -48,6 +48,10 @@ def assemble(config: EngineConfig, progress: Callable[[int, int], None] | None =
     native = decoder.native
     log.info("model: %s (%s), %.1f MB of weights from %s", info.name, info.architecture, native.weight_bytes / 1e6, path)
     log.info("threads: %d, instruction set: %s", _native.num_threads(), isa)
+    if config.activation_dtype == "int8" and not _native.bytes_by_bytes():
+        log.warning(
+            "activation_dtype=int8 holds for 4-bit weights only: with %s, 6- and 8-bit ones take int16, as with auto", isa
+        )
     log.info("total_block_num: %d blocks of %d tokens, %.1f MB", budget.num_blocks, config.block_size, budget.nbytes / 1e6)
     log.info("max_model_len: %d tokens (the model's maximum is %d)", budget.max_model_len, decoder.spec.max_position)
     return {

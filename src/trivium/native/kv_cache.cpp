@@ -52,8 +52,7 @@ size_t KvCache::block_bytes(const ModelConfig& config, int block_size, KvType ty
 }
 
 KvCache::KvCache(const ModelConfig& config, int num_blocks, int block_size, KvType type)
-    : num_layers_(config.num_layers),
-      num_kv_heads_(config.num_kv_heads),
+    : num_kv_heads_(config.num_kv_heads),
       head_dim_(config.head_dim),
       head_dim_padded_(config.head_dim_padded()),
       num_blocks_(num_blocks),

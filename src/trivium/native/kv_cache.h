@@ -43,7 +43,7 @@ class KvCache {
  private:
   int64_t head_bytes() const { return block_size_ * position_bytes_; }  // a head's keys in a block
 
-  int num_layers_, num_kv_heads_, head_dim_, head_dim_padded_, num_blocks_, block_size_;
+  int num_kv_heads_, head_dim_, head_dim_padded_, num_blocks_, block_size_;
   KvType type_;
   int64_t position_bytes_;  // a key of one head
   int64_t layer_bytes_;     // of a block

@@ -50,6 +50,7 @@ NB_MODULE(_native, m) {
     return names;
   });
   m.def("instruction_set", [] { return std::string(kernels().name); });
+  m.def("bytes_by_bytes", [] { return kernels().bytes_by_bytes; });
   m.def("num_threads", [] { return Pool::instance().num_threads(); });
   m.def("set_num_threads", &set_num_threads, "count"_a);
   m.def("dequantize", &dequantize_array, "type"_a, "data"_a, "count"_a);
