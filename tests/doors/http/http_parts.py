@@ -72,10 +72,10 @@ class ServerThread:
 
 
 def can_connect(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether something listens there."""
+    """Whether something listens there. A port that is being closed resets what has not been accepted yet."""
     try:
         socket.create_connection((host, port), 5).close()
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):
         return False
     return True
 
