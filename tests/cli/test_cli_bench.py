@@ -5,6 +5,7 @@ import json
 import pytest
 from cli_parts import run, use_engine
 
+from trivium.cli.bench.local import Timing, tpot
 from trivium.cli.bench.report import spread
 
 
@@ -19,13 +20,15 @@ def test_latency(opened):
     )
     assert result.exit_code == 0
     report = json.loads(result.stdout)
-    for name in ("ttft_seconds", "tpot_seconds", "total_seconds", "output_tokens_per_second"):
+    for name in ("ttft_seconds", "tpot_seconds", "total_seconds"):
         assert 0 < report[name]["median"] <= report[name]["p90"] <= report[name]["p99"]
+    rates = report["output_tokens_per_second"]
+    assert 0 < rates["least"] <= rates["median"] == pytest.approx(rates["mean"])  # of two runs
     assert report["ttft_seconds"]["mean"] < report["total_seconds"]["mean"]
     (engine,) = opened
     assert engine.chunks == [3, 3, 3]
     config = engine.opened_with
-    assert (config.enable_prefix_caching, config.max_num_seqs) == (False, 3)
+    assert (config.enable_prefix_caching, config.prompt_lookup, config.max_num_seqs) == (False, False, 3)
     for request in engine.requests:
         sampling = request.sampling
         assert len(request.prompt_token_ids) == 5
@@ -47,11 +50,12 @@ def test_throughput_of_ranges(opened):
     result = run("bench", "throughput", "--num-prompts", 700, "--input-len", "2:6", "--output-len", "1:2", "--json")
     report = json.loads(result.stdout)
     (engine,) = opened
-    assert engine.chunks == [700]
-    lengths = [len(request.prompt_token_ids) for request in engine.requests]
+    assert engine.chunks == [1, 700]
+    requests = engine.requests[1:]
+    lengths = [len(request.prompt_token_ids) for request in requests]
     assert set(lengths) == {2, 3, 4, 5, 6}
     assert report["input_tokens"] == sum(lengths)
-    assert report["output_tokens"] == sum(request.sampling.max_tokens for request in engine.requests)
+    assert report["output_tokens"] == sum(request.sampling.max_tokens for request in requests)
     assert report["requests_per_second"] == pytest.approx(700 / report["seconds"])
     assert report["output_tokens_per_second"] == pytest.approx(report["output_tokens"] / report["seconds"])
 
@@ -61,6 +65,11 @@ def test_same_seed_same_prompts(opened):
         run("bench", "throughput", "--num-prompts", 2, "--input-len", 8, "--output-len", 1, "--seed", seed)
     first, second, third = [[request.prompt_token_ids for request in engine.requests] for engine in opened]
     assert first == second != third
+
+
+def test_answers_of_one_token_have_no_time_per_token():
+    assert tpot([Timing(1.0, 1.0, 1), Timing(1.0, 5.0, 3)]) == [2.0]
+    assert tpot([Timing(1.0, 1.0, 1)]) == [0.0]
 
 
 def test_table(opened):

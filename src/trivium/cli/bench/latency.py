@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from trivium.cli.bench.local import Timing, common_options, make_request, open_engine, run
-from trivium.cli.bench.report import show, spread
+from trivium.cli.bench.local import Timing, common_options, make_request, open_engine, run, tpot
+from trivium.cli.bench.report import rates, show, spread
 from trivium.cli.options import EngineCommand
 
 __all__ = ["command"]
@@ -26,7 +26,7 @@ _MAX_NUM_SEQS = 4096  # the most that EngineConfig allows
 def command(
     input_len: int, output_len: int, batch_size: int, iters: int, warmup: int, seed: int, as_json: bool, **flags: Any
 ) -> None:
-    """How long a batch of equal prompts takes, without the prefix cache.
+    """How long a batch of equal prompts takes, without prefix cache and prompt lookup.
 
     TTFT is the time to an answer's first token, TPOT the mean time of each further token.
     """
@@ -46,8 +46,8 @@ def command(
         "batch_size": batch_size,
         "iters": iters,
         "ttft_seconds": spread([timing.first_token for timing in answers]),
-        "tpot_seconds": spread([timing.per_token for timing in answers]),
+        "tpot_seconds": spread(tpot(answers)),
         "total_seconds": spread(totals),
-        "output_tokens_per_second": spread([batch_size * output_len / total for total in totals]),
+        "output_tokens_per_second": rates([batch_size * output_len / total for total in totals]),
     }
     show(report, as_json)

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from trivium.engine.outputs import OutputDelta
     from trivium.engine.request import GenerationRequest
 
-__all__ = ["Timing", "common_options", "make_request", "open_engine", "run"]
+__all__ = ["Timing", "common_options", "make_request", "open_engine", "run", "tpot"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _NOT_HERE = (
     "seed",
     "enable_prefix_caching",
+    "prompt_lookup",
     "max_waiting",
     "max_logprobs",
     "served_model_name",
@@ -41,10 +42,11 @@ class Timing:
     total: float
     num_tokens: int
 
-    @property
-    def per_token(self) -> float:
-        """Mean seconds between tokens; 0 for a single one."""
-        return (self.total - self.first_token) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
+
+def tpot(timings: Sequence[Timing]) -> list[float]:
+    """Mean seconds between the tokens of each answer that has more than one; a 0 if none has."""
+    longer = [timing for timing in timings if timing.num_tokens > 1]
+    return [(timing.total - timing.first_token) / (timing.num_tokens - 1) for timing in longer] or [0.0]
 
 
 def common_options(function: Function) -> Function:
@@ -55,10 +57,15 @@ def common_options(function: Function) -> Function:
 
 
 def open_engine(flags: dict[str, Any], max_waiting: int) -> Engine:
-    """Load the model of a command's keywords; without the prefix cache, which repeated runs would profit from."""
+    """Load the model of a command's keywords.
+
+    Without the prefix cache, from which repeated runs would profit, and without prompt lookup: greedy text after random tokens
+    falls into loops, which guesses would turn into speed that nobody sees elsewhere.
+    """
     from trivium.cli import answer
 
-    return answer.open_engine(read_config(flags, enable_prefix_caching=False, max_waiting=max_waiting))
+    config = read_config(flags, enable_prefix_caching=False, prompt_lookup=False, max_waiting=max_waiting)
+    return answer.open_engine(config)
 
 
 def make_request(engine: Engine, draw: random.Random, input_len: int, output_len: int) -> GenerationRequest:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-__all__ = ["show", "spread"]
+__all__ = ["rates", "show", "spread"]
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -25,6 +25,11 @@ def spread(values: Sequence[float]) -> dict[str, float]:
         "p90": percentile(90),
         "p99": percentile(99),
     }
+
+
+def rates(values: Sequence[float]) -> dict[str, float]:
+    """Mean, median and least: the highest percentiles of a rate would be those of the fastest runs."""
+    return {"mean": statistics.fmean(values), "median": statistics.median(values), "least": min(values)}
 
 
 def show(report: dict[str, Any], as_json: bool) -> None:
