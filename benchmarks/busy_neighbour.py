@@ -5,7 +5,7 @@
 
 In a round each batch is decoded alone and with the neighbour, in turns of either order; otherwise the neighbour is stopped by a
 signal. A rate is that of the time in which all sequences decode. What counts is the median of the rounds' quotients. Ends with
-status 1 if one of Trivium's is below one half.
+status 1 if one of Trivium's is below one half, or there is none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -23,14 +22,14 @@ from types import TracebackType
 
 from cases import kv_tokens
 from machine import busy_cores, describe_machine, warn_if_busy
-from peers import OURS, model_path, python_of
-from rates import spread
+from peers import OURS, load, model_path, python_of, run_once
+from rates import ratio, spread
 from runner_process import ENGINES, RunnerProcess
 
 _LEAST = 0.5
 _SETTLE_SECONDS = 0.3  # for the scheduler to see the neighbour
 
-Rates = dict[str, dict[int, dict[str, list[float]]]]  # engine -> batch -> "alone" and "beside"
+Rates = dict[str, dict[int, dict[str, list[float | None]]]]  # engine -> batch -> "alone" and "beside"; None: it failed
 
 
 class Neighbour:
@@ -74,7 +73,8 @@ def main() -> None:
         ]
         for runner in runners:
             room = kv_tokens(list(cases.values()))
-            runner.load(
+            load(
+                runner,
                 model=model_path(options.model),
                 threads=options.threads,
                 max_batch=max(options.batches),
@@ -85,15 +85,18 @@ def main() -> None:
         if warning := warn_if_busy(busy_cores()):
             print(warning, file=sys.stderr)
         rates = measure(runners, neighbour, cases, options.repeats)
-    ratios = {engine: {batch: quotient(found) for batch, found in own.items()} for engine, own in rates.items()}
+    ratios = {
+        engine: {batch: ratio(found["beside"], found["alone"]) for batch, found in own.items()} for engine, own in rates.items()
+    }
     for engine, own in rates.items():
         for batch, found in own.items():
             alone, beside = spread(found["alone"]), spread(found["beside"])
-            ratio = ratios[engine][batch]
-            print(f"{engine}, batch {batch}: {alone} tokens/s alone, {beside} beside a busy process: {ratio:.2f}")
+            left = ratios[engine][batch]
+            shown = "failed" if left is None else f"{left:.2f}"
+            print(f"{engine}, batch {batch}: {alone} tokens/s alone, {beside} beside a busy process: {shown}")
     if options.json is not None:
         options.json.write_text(json.dumps({"machine": describe_machine(), "rates": rates, "ratios": ratios}, indent=1) + "\n")
-    if any(ratio < _LEAST for ratio in ratios.get(OURS, {}).values()):
+    if any(left is None or left < _LEAST for left in ratios.get(OURS, {}).values()):
         raise SystemExit(1)
 
 
@@ -114,7 +117,10 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--output-tokens", type=int, default=128, help="for each sequence (default: 128)")
     parser.add_argument("--repeats", type=int, default=7, help="rounds (default: 7)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every rate to FILE")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if unknown := [engine for engine in options.engines if engine not in ENGINES]:
+        parser.error(f"--engines takes {', '.join(ENGINES)}, got {', '.join(unknown)}")
+    return options
 
 
 def measure(runners: list[RunnerProcess], neighbour: Neighbour, cases: dict[int, dict], repeats: int) -> Rates:
@@ -125,14 +131,10 @@ def measure(runners: list[RunnerProcess], neighbour: Neighbour, cases: dict[int,
                 for company in ("alone", "beside") if turn % 2 == 0 else ("beside", "alone"):
                     if company == "beside":
                         neighbour.work()
-                    found = runner.run(**case, seed=turn)
+                    found = run_once(runner, {**case, "seed": turn})
                     neighbour.rest()
-                    rates[runner.engine][batch][company].append(found["decode"])
+                    rates[runner.engine][batch][company].append(found.get("decode"))
     return rates
-
-
-def quotient(found: dict[str, list[float]]) -> float:
-    return statistics.median(beside / alone for alone, beside in zip(found["alone"], found["beside"], strict=True))
 
 
 if __name__ == "__main__":

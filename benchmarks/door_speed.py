@@ -3,9 +3,10 @@
     python benchmarks/door_speed.py
     python benchmarks/door_speed.py --streams 8 --endpoints unit
 
-A round is one batch through `LLM.generate`, then the same batch through `trivium serve`, one connection per sequence. Library
-and server are processes of their own, and while one works the other is stopped by a signal. The client is a compiled reader
-(`readers/stream_reader.c`). CPU per token is the time that the event loop's thread was on a core, by the kernel's scheduler.
+For each endpoint a round is one batch through `LLM`, then the same batch through `trivium serve`, one connection per sequence:
+the same tokens in and out, greedy, without prefix cache and prompt lookup. Library and server are processes of their own, and
+while one works the other is stopped by a signal. The client is a compiled reader (`readers/stream_reader.c`). CPU per token is
+the time that the event loop's thread was on a core, by the kernel's scheduler.
 """
 
 from __future__ import annotations
@@ -44,17 +45,24 @@ def main() -> None:
         with Library(options) as library, Server(options) as server:
             rounds = []
             for number in range(options.repeats + 1):
-                library.resume()
-                server.pause()
-                alone = library.run()
-                library.pause()
-                server.resume()
-                served = {endpoint: server.run(reader, endpoint, Path(folder)) for endpoint in options.endpoints}
+                found = {endpoint: run_once(library, server, reader, endpoint, Path(folder)) for endpoint in options.endpoints}
                 if number:  # the first one warms up
-                    rounds.append((alone, served))
-                    print(f"round {number}: library {alone:.0f} tok/s", *map(show, served.items()), file=sys.stderr)
-            library.resume()
+                    rounds.append(found)
+                    print(f"round {number}:", *map(show, found.items()), file=sys.stderr)
     report(rounds, options)
+
+
+def run_once(library: Library, server: Server, reader: Path, endpoint: str, folder: Path) -> dict[str, float]:
+    """Tokens per second of both, and the server's microseconds of CPU per token."""
+    server.pause()
+    alone = library.run(endpoint)
+    library.pause()
+    server.resume()
+    served = server.run(reader, endpoint, folder)
+    library.resume()
+    if alone["tokens"] != served["tokens"]:
+        raise SystemExit(f"{endpoint}: {served['tokens']:.0f} tokens, but {alone['tokens']:.0f} of the library")
+    return {"library": alone["rate"], "rate": served["rate"], "loop": served["loop"]}
 
 
 def read_options() -> argparse.Namespace:
@@ -80,6 +88,21 @@ def prompts(options: argparse.Namespace) -> list[list[int]]:
     return [[1000 + 7 * i + k for k in range(options.prompt_tokens)] for i in range(options.streams)]
 
 
+def questions(options: argparse.Namespace) -> list[str]:
+    subjects = ["a fox", "a king", "two sisters", "a ship", "a winter", "a clock", "a garden", "a bridge"]
+    return [f"Tell me a very long story about {subjects[i % len(subjects)]}, number {i}." for i in range(options.streams)]
+
+
+def library_batch(endpoint: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What `LLM` is asked for the tokens that an endpoint sees and gives. Some endpoints cannot go on past the end token."""
+    if endpoint == "unit":  # an empty prompt is an empty system message
+        messages = [[{"role": "system", "content": ""}, {"role": "user", "content": text}] for text in questions(options)]
+        return {"messages": messages, "ignore_eos": False}
+    if endpoint == "/v1/chat/completions":
+        return {"messages": [[{"role": "user", "content": text}] for text in questions(options)], "ignore_eos": True}
+    return {"prompts": prompts(options), "ignore_eos": endpoint != "/infer_token"}
+
+
 class Paused:
     """A child process that can be stopped while others are measured."""
 
@@ -96,30 +119,39 @@ _LIBRARY = """
 import json, sys, time
 from trivium import LLM, SamplingParams
 asked = json.loads(sys.stdin.readline())
-llm = LLM(asked["model"], enable_prefix_caching=False, max_num_seqs=len(asked["prompts"]))
-sampling = SamplingParams(temperature=0.0, max_tokens=asked["output_tokens"], ignore_eos=True)
+llm = LLM(asked["model"], enable_prefix_caching=False, prompt_lookup=False, max_num_seqs=asked["streams"])
 print("ready", flush=True)
-for _ in sys.stdin:
+for line in sys.stdin:
+    batch = asked["batches"][line.strip()]
+    sampling = SamplingParams(temperature=0.0, max_tokens=asked["output_tokens"], ignore_eos=batch["ignore_eos"])
+    ask, inputs = (llm.chat, batch["messages"]) if "messages" in batch else (llm.generate, batch["prompts"])
     start = time.perf_counter()
-    outputs = llm.generate(asked["prompts"], sampling, use_tqdm=False)
+    outputs = ask(inputs, sampling, use_tqdm=False)
+    seconds = time.perf_counter() - start
     tokens = sum(len(output.outputs.token_ids) for output in outputs)
-    print(tokens / (time.perf_counter() - start), flush=True)
+    print(json.dumps({"tokens": tokens, "rate": tokens / seconds}), flush=True)
 """
 
 
 class Library(Paused):
-    """`LLM.generate` in a process of its own."""
+    """`LLM` in a process of its own."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", _LIBRARY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        asked = {"model": model_path(options.model), "prompts": prompts(options), "output_tokens": options.output_tokens}
+        asked = {
+            "model": model_path(options.model),
+            "streams": options.streams,
+            "output_tokens": options.output_tokens,
+            "batches": {endpoint: library_batch(endpoint, options) for endpoint in options.endpoints},
+        }
         self._say(json.dumps(asked))
 
-    def run(self) -> float:
-        """Tokens per second of one batch."""
-        return float(self._say(""))
+    def run(self, endpoint: str) -> dict[str, float]:
+        """Tokens, and tokens per second, of the batch that an endpoint is given."""
+        found: dict[str, float] = json.loads(self._say(endpoint))
+        return found
 
     def _say(self, line: str) -> str:
         if self.process.stdin is None or self.process.stdout is None:
@@ -143,7 +175,7 @@ class Server(Paused):
         self._options = options
         command = [sys.executable, "-m", "trivium", "serve", model_path(options.model), "--port", "0", "--unit-port", "0"]
         command += ["--unit-max-tasks", str(options.streams)]
-        command += ["--no-enable-prefix-caching", "--max-num-seqs", str(options.streams)]
+        command += ["--no-enable-prefix-caching", "--no-prompt-lookup", "--max-num-seqs", str(options.streams)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.port = self._wait_for(r"http: http://127\.0\.0\.1:(\d+)")
         self.unit_port = self._wait_for(r"unit: 127\.0\.0\.1:(\d+)")
@@ -152,8 +184,8 @@ class Server(Paused):
         threading.Thread(target=self.process.stderr.read, daemon=True).start()
 
     def run(self, reader: Path, endpoint: str, folder: Path) -> dict[str, float]:
-        """One batch over one connection per sequence: tokens per second, microseconds of CPU per token."""
-        requests = self._inferences() if endpoint == "unit" else [self._request(endpoint, p) for p in prompts(self._options)]
+        """One batch over one connection per sequence: tokens, tokens per second, microseconds of CPU per token."""
+        requests = self._inferences() if endpoint == "unit" else self._requests(endpoint)
         files = [folder / f"request-{i}" for i in range(len(requests))]
         for file, request in zip(files, requests, strict=True):
             file.write_bytes(request)
@@ -165,10 +197,13 @@ class Server(Paused):
         if int(complete) != len(files):
             raise SystemExit(f"{endpoint}: {complete} of {len(files)} answers were complete")
         tokens = self._generated_tokens() - generated
-        return {"rate": tokens / float(seconds), "loop": 1e6 * cpu / tokens}
+        return {"tokens": tokens, "rate": tokens / float(seconds), "loop": 1e6 * cpu / tokens}
 
-    def _request(self, endpoint: str, prompt: list[int]) -> bytes:
-        text = str(prompt[0])  # with what the template adds, about as many tokens as the other prompts
+    def _requests(self, endpoint: str) -> list[bytes]:
+        options = self._options
+        return [self._request(endpoint, *inputs) for inputs in zip(prompts(options), questions(options), strict=True)]
+
+    def _request(self, endpoint: str, prompt: list[int], text: str) -> bytes:
         length = self._options.output_tokens
         sampled: dict[str, Any] = {"temperature": 0, "max_tokens": length, "ignore_eos": True, "stream": True}
         bodies: dict[str, dict[str, Any]] = {
@@ -198,10 +233,8 @@ class Server(Paused):
                 lines.write(json.dumps(envelope))
                 lines.flush()
                 self._tasks.append(json.loads(lines.readline())["work_id"])
-        subjects = ["a fox", "a king", "two sisters", "a ship", "a winter", "a clock", "a garden", "a bridge"]
         inferences = []
-        for i, task in enumerate(self._tasks):
-            text = f"Tell me a very long story about {subjects[i % len(subjects)]}, number {i}."
+        for i, (task, text) in enumerate(zip(self._tasks, questions(self._options), strict=True)):
             envelope = {"request_id": str(i), "work_id": task, "action": "inference", "object": "llm.utf-8", "data": text}
             inferences.append(json.dumps(envelope).encode())
         return inferences
@@ -239,17 +272,18 @@ class Server(Paused):
 
 def show(item: tuple[str, dict[str, float]]) -> str:
     endpoint, found = item
-    return f"| {endpoint} {found['rate']:.0f} tok/s, {found['loop']:.1f} us/token"
+    return f"| {endpoint} {found['rate']:.0f} of {found['library']:.0f} tok/s, {found['loop']:.1f} us/token"
 
 
-def report(rounds: list[tuple[float, dict[str, dict[str, float]]]], options: argparse.Namespace) -> None:
-    print(f"| {options.streams} streams of {options.output_tokens} tokens | tok/s | / library | us/token |")
-    print("|---|---|---|---|")
-    print(f"| library | {statistics.median(alone for alone, _ in rounds):.0f} | 1 | |")
+def report(rounds: list[dict[str, dict[str, float]]], options: argparse.Namespace) -> None:
+    print(f"| {options.streams} streams of {options.output_tokens} tokens | tok/s | library | / library | us/token |")
+    print("|---|---|---|---|---|")
     for endpoint in options.endpoints:
-        rate, loop = (statistics.median(served[endpoint][key] for _, served in rounds) for key in ("rate", "loop"))
-        share = statistics.median(served[endpoint]["rate"] / alone for alone, served in rounds)
-        print(f"| {endpoint} | {rate:.0f} | {share:.3f} | {loop:.1f} |")
+        rate, library, loop = (
+            statistics.median(found[endpoint][key] for found in rounds) for key in ("rate", "library", "loop")
+        )
+        share = statistics.median(found[endpoint]["rate"] / found[endpoint]["library"] for found in rounds)
+        print(f"| {endpoint} | {rate:.0f} | {library:.0f} | {share:.3f} | {loop:.1f} |")
 
 
 if __name__ == "__main__":

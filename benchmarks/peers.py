@@ -11,7 +11,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,8 @@ def main() -> None:
         runners = []
         for engine in options.engines.split(","):
             runners.append(stack.enter_context(start(engine, options)))
-            runners[-1].load(
+            load(
+                runners[-1],
                 model=report["model"],
                 threads=options.threads,
                 max_batch=max(case["batch"] for case in cases.values()),
@@ -49,11 +50,16 @@ def main() -> None:
             )
             say(f"{engine}: {runners[-1].description}")
             require_isa(runners[-1], options.isa)
-        report["engines"] = {runner.engine: runner.description for runner in runners}
-        samples, busy = measure(runners, cases, options.repeats)
-    report |= {"cases": cases, "busy_cores": busy, "samples": samples, "summary": as_dicts(samples)}
-    write(report, table(samples, OURS), options)
-    if warning := warn_if_busy(max(busy)):
+        report |= {"engines": {runner.engine: runner.description for runner in runners}, "cases": cases}
+        samples: Samples = {}
+        for samples, busy in measure(runners, cases, options.repeats):
+            report |= {"busy_cores": busy, "samples": samples, "summary": as_dicts(samples)}
+            write_json(report, options)  # after each round: an interrupt shall not cost those before it
+    text = table(samples, OURS)
+    print(text)
+    if options.markdown is not None:
+        options.markdown.write_text(text + "\n")
+    if warning := warn_if_busy(max(report["busy_cores"])):
         say(warning)
 
 
@@ -182,11 +188,21 @@ def model_path(model: str | None) -> str:
     return str(resolve_model("smollm2"))
 
 
-def measure(runners: list[RunnerProcess], cases: dict[str, dict[str, Any]], repeats: int) -> tuple[Samples, list[float]]:
-    """All rates, and the cores that other processes used before each round."""
+def load(runner: RunnerProcess, **job: Any) -> None:
+    """Load a model. An engine that cannot ends the program: better now than a long measurement without it."""
+    try:
+        runner.load(**job)
+    except RunnerError as error:
+        raise SystemExit(str(error)) from None
+
+
+def measure(
+    runners: list[RunnerProcess], cases: dict[str, dict[str, Any]], repeats: int
+) -> Iterator[tuple[Samples, list[float]]]:
+    """After each round, all rates so far, and the cores that other processes used before each round."""
     names = [row for name, case in cases.items() for row in rows(name, case).values()]
     samples: Samples = {row: {runner.engine: [] for runner in runners} for row in names}
-    busy = []
+    busy: list[float] = []
     for turn in range(repeats):
         busy.append(busy_cores())
         say(warn_if_busy(busy[-1]) or f"round {turn + 1} of {repeats}")
@@ -198,7 +214,7 @@ def measure(runners: list[RunnerProcess], cases: dict[str, dict[str, Any]], repe
                     rate = rates.get(phase)
                     samples[row][runner.engine].append(rate)
                     say(f"  {row:16} {runner.engine:14} {'failed' if rate is None else f'{rate:9.1f} tokens/s'}")
-    return samples, busy
+        yield samples, busy
 
 
 def run_once(runner: RunnerProcess, case: dict[str, Any]) -> dict[str, float]:
@@ -210,12 +226,9 @@ def run_once(runner: RunnerProcess, case: dict[str, Any]) -> dict[str, float]:
         return {}
 
 
-def write(report: dict[str, Any], text: str, options: argparse.Namespace) -> None:
-    print(text)
+def write_json(report: dict[str, Any], options: argparse.Namespace) -> None:
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
-    if options.markdown is not None:
-        options.markdown.write_text(text + "\n")
 
 
 def as_dicts(samples: Samples) -> dict[str, Any]:

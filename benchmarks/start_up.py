@@ -18,6 +18,7 @@ import http.client
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -81,6 +82,10 @@ def serve(model: str, options: argparse.Namespace) -> dict[str, float]:
             moments = {}
             for path in ("health", "ready"):
                 while ask(port, "GET", f"/{path}") != 200:
+                    if server.poll() is not None or time.perf_counter() - start > _WAIT_SECONDS:
+                        raise SystemExit(
+                            f"/{path} did not answer 200; run the server by itself to see why: {shlex.join(command)}"
+                        )
                     time.sleep(_POLL_SECONDS)
                 moments[path] = 1000 * (time.perf_counter() - start)
             ready = status("VmRSS", server.pid)
