@@ -405,6 +405,7 @@ def test_grammar_waits_for_the_end_of_thought():
         ({"embeddings": (EmbeddingSpan(4, np.zeros((2, 4), np.float32), b""),)}, "embeddings"),
         ({"embeddings": (EmbeddingSpan(0, z := np.zeros((2, 4), np.float32), b"", {2: z}),)}, "layer_additions"),
         ({"embeddings": (EmbeddingSpan(0, z, b"", {0: z[:1]}),)}, "layer_additions"),
+        ({"embeddings": (EmbeddingSpan(0, z, "digest"),)}, "embeddings"),
         ({"position_ids": np.zeros((3, 4), np.int32)}, "position_ids"),
         ({"position_ids": np.full((3, 5), -1, np.int32)}, "position_ids"),
     ],
@@ -419,6 +420,15 @@ def test_wrong_requests_are_refused_by_name(options, field):
             assert caught.value.allowed
         assert engine.stats().rejected == 2
         assert not engine.native.calls
+
+
+@pytest.mark.parametrize("salt", ["x" * 1025, b"x", 1])
+def test_a_wrong_salt_is_refused(salt):
+    with pytest.raises(RequestError, match="at most 1024 characters") as caught:
+        request("a", cache_salt=salt)
+    assert caught.value.field == "cache_salt"
+    assert len(str(caught.value)) < 200
+    assert request("a", cache_salt="é" * 1024).cache_salt
 
 
 def test_positions_need_a_model_that_has_them():

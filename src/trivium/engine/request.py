@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from trivium.engine.sampling import SamplingOptions
 from trivium.errors import RequestError
 
-__all__ = ["EmbeddingSpan", "GenerationRequest"]
+__all__ = ["MAX_CACHE_SALT", "EmbeddingSpan", "GenerationRequest"]
+
+MAX_CACHE_SALT = 1024  # characters: the prefix cache keeps those of every prompt that it knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,12 @@ class GenerationRequest:
 
     `prompt_token_ids` is never changed by the engine. `priority`: lower runs first. `timeout` is seconds from `arrival_time`
     (time.monotonic clock) to the end of the answer. `n` samples share one prefill and end separately, each as its own `index`.
-    `cache_salt` separates the prefix caches of tenants. `thinking` tells whether the prompt ends inside an open thought.
-    `position_ids`, when given, is int32 [3, len(prompt)]. `delta_tokens`: a delta that is not the last has at least so many
-    tokens, and some text if it is more than one; a door that gathers tokens anyway is woken the less. But for the first
-    of a sample, which comes as soon as it can, they come together with those of other samples. `streamed`: someone reads
-    along; while it is so, prompts of others come in pieces small enough for its tokens to keep flowing.
+    `cache_salt`, of at most MAX_CACHE_SALT characters, separates the prefix caches of tenants. `thinking` tells whether the
+    prompt ends inside an open thought. `position_ids`, when given, is int32 [3, len(prompt)]. `delta_tokens`: a delta that is
+    not the last has at least so many tokens, and some text if it is more than one; a door that gathers tokens anyway is woken
+    the less. But for the first of a sample, which comes as soon as it can, they come together with those of other samples.
+    `streamed`: someone reads along; while it is so, prompts of others come in pieces small enough for its tokens to keep
+    flowing.
     """
 
     request_id: str
@@ -63,6 +66,11 @@ class GenerationRequest:
         _require_int("n", self.n, 1)
         _require_int("priority", self.priority, None)
         _require_int("delta_tokens", self.delta_tokens, 1)
+        if self.cache_salt is not None and not (isinstance(self.cache_salt, str) and len(self.cache_salt) <= MAX_CACHE_SALT):
+            allowed, value = f"a string of at most {MAX_CACHE_SALT} characters", self.cache_salt
+            raise RequestError.out_of_range(
+                "cache_salt", allowed, f"{len(value)} characters" if isinstance(value, str) else value
+            )
         if self.timeout is not None and not (
             isinstance(self.timeout, (int, float)) and not isinstance(self.timeout, bool) and self.timeout > 0
         ):

@@ -70,6 +70,8 @@ class RequestValidator:
             raise RequestError.out_of_range(name, f"an integer from 0 to {limit} (max_logprobs)", value)
 
     def _check_embeddings(self, span: EmbeddingSpan, prompt_length: int) -> None:
+        if not isinstance(span.digest, bytes):
+            raise RequestError.out_of_range("embeddings", "a digest of bytes", span.digest)
         hidden = self._spec.hidden_size
         values = span.values
         if values.dtype != np.float32 or values.ndim != 2 or values.shape[1] != hidden:

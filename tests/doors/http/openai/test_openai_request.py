@@ -214,6 +214,7 @@ def test_thought_of_the_prompt():
         ("priority", 2**40),
         ("cache_salt", 5),
         ("cache_salt", ""),
+        ("cache_salt", "x" * 1025),
         ("model", 4),
         ("user", 4),
         ("metadata", "x"),

@@ -16,7 +16,7 @@ from trivium.doors.http.openai.sampling import read_chat_logprobs, read_max_toke
 from trivium.doors.http.openai.structured import STRUCTURES, Structure, read_structure
 from trivium.doors.http.openai.tools import ToolUse, read_tools
 from trivium.doors.prompt_size import check_size
-from trivium.engine.request import GenerationRequest
+from trivium.engine.request import MAX_CACHE_SALT, GenerationRequest
 from trivium.engine.sampling import SamplingOptions
 from trivium.errors import PromptTooLongError, RequestError
 from trivium.parsing import ReasoningParser, ToolParser, get_reasoning_parser, get_tool_parser
@@ -186,8 +186,8 @@ class BodyReader:
         fields.integer("best_of", 1, n)  # the best of no more than all of them: all
         priority = fields.integer("priority", -(2**31), 2**31 - 1) or 0
         salt = fields.string("cache_salt")
-        if salt == "":
-            raise fields.wrong("cache_salt", "a non-empty string")
+        if salt is not None and not 1 <= len(salt) <= MAX_CACHE_SALT:
+            raise fields.wrong("cache_salt", f"a string of 1 to {MAX_CACHE_SALT} characters")
         prompts = [self._conversation(fields, use)] if is_chat else self._prompts(fields, echo)
         requests = tuple(
             GenerationRequest(

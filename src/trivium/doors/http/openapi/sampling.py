@@ -18,6 +18,7 @@ from trivium.doors.http.openapi.kinds import (
     record,
     string,
 )
+from trivium.engine.request import MAX_CACHE_SALT
 from trivium.engine.sampling import MAX_SEED
 
 __all__ = ["CHAT_LOGPROBS", "EFFORTS", "MODEL", "SAMPLING", "TOKEN_ID", "USAGE", "WORD"]
@@ -42,7 +43,9 @@ SAMPLING: dict[str, Schema] = {
     "stop_token_ids": array(TOKEN_ID, "Tokens that end the answer.", maxItems=MAX_STOP_TOKEN_IDS),
     "seed": integer(0, MAX_SEED, "The same request with the same seed gives the same answer."),
     "priority": integer(-(2**31), 2**31 - 1, "Lower ones go first. Default: 0."),
-    "cache_salt": string("Separates what is kept of prompts from that of requests with another salt."),
+    "cache_salt": string(
+        "Separates what is kept of prompts from that of requests with another salt.", minLength=1, maxLength=MAX_CACHE_SALT
+    ),
 }
 
 USAGE = record(
