@@ -18,15 +18,39 @@ def plan(num_decoding: int, prompt_rows: int = 0, drafts: int = 0, depth: int = 
     return StepPlan(chunks + [Chunk(sequence(1000), depth, prompt_rows, False)] * bool(prompt_rows))
 
 
-def test_no_limit_before_both_kinds_of_steps_were_seen():
+def test_what_is_not_known_is_learned_first():
     pace = Pace()
     assert pace.prefill_limit(8, 0) > NO_LIMIT
     pace.record(plan(0, 500), 0.5)
-    assert pace.prefill_limit(8, 0) > NO_LIMIT
+    assert pace.prefill_limit(8, 0) == 0  # a step that only decodes will tell how long that takes
     pace.record(plan(8), 0.05)
-    assert pace.prefill_limit(8, 0) < 500
-    assert pace.prefill_limit(2, 0) > NO_LIMIT  # nothing is known of so few
+    assert 0 < pace.prefill_limit(8, 0) < 500
+    assert pace.prefill_limit(2, 0) == 0  # nothing is known of so few
     assert pace.prefill_limit(0, 0) > NO_LIMIT
+
+
+def test_what_decoding_takes_is_learned_although_prompts_never_end():
+    pace, decoding, row = Pace(), 0.030, 0.0003  # seconds; streams have grown long since the steps of 6 ms
+    pace.record(plan(8), 0.006)
+    pace.record(plan(0, 100), 100 * row)
+    lengths = []
+    for _ in range(2000):
+        rows = pace.prefill_limit(8, 0)
+        pace.record(plan(8, rows), 0.7 * decoding + rows * row if rows else decoding)
+        lengths.append(rows)
+    assert lengths[-1] * row == pytest.approx((4.5 - 0.7) * decoding, rel=0.1)
+    assert lengths.count(0) <= 2000 / 32
+
+
+def test_a_server_whose_prompts_never_end_keeps_its_streams_smooth_from_the_start():
+    pace = Pace()
+    pace.record(plan(0, 512), 0.150)
+    rows = []
+    for _ in range(20):
+        rows.append(pace.prefill_limit(8, 0))
+        pace.record(plan(8, rows[-1]), 0.0035 + rows[-1] * 0.0003 if rows[-1] else 0.005)
+    assert rows[0] == 0
+    assert all(0 < count < 80 for count in rows[1:])
 
 
 def test_a_step_with_prompts_takes_a_few_times_as_long_as_one_without():
@@ -72,6 +96,7 @@ def test_rows_cost_more_the_further_a_prompt_is():
     for _ in range(3):
         for depth in range(0, 4000, 40):
             pace.record(plan(8, 40, depth=depth), 0.0035 + 40 * cost(depth + 20))
+    pace.record(plan(8), 0.005)
     room = (pace.prefill_limit(8, 0) + 0.5) * cost(0)
     for depth in (0, 1000, 2000, 3900):  # also at the beginning of the next prompt, although the last was long
         assert pace.prefill_limit(8, depth) * cost(depth) == pytest.approx(room, rel=0.1)

@@ -12,6 +12,7 @@ _SAMPLE = 12  # rows of prompts from which on a step tells what a row costs
 _SHARED = 0.7  # of the time of a step that only decodes, what decoding takes of one with prompts: both read the weights once
 _WEIGHT = 0.2  # of a new measurement
 _MOST = 1.5  # times what was known: more is put down to a machine that did something else for a moment
+_REFRESH = 32  # steps with prompts, after which one that only decodes shall tell again how long that takes
 _DEPTH = 1024.0  # tokens before a row: the unit in which they add to its cost
 
 _UNLIMITED = 2**31
@@ -26,6 +27,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._decode_seconds: dict[int, float] = {}  # by the number of sequences, rounded up to a power of two
+        self._steps_since: dict[int, int] = {}  # with prompts, since the last that only decodes so many sequences
         self._row_seconds = 0.0
         self._depth_seconds = 0.0
 
@@ -37,15 +39,24 @@ class Pace:
         before = self._decode_seconds.get(_bucket(num_decoding), 0.0) if num_decoding else 0.0
         if not num_rows:
             self._decode_seconds[_bucket(num_decoding)] = _mixed(before, seconds)
-        elif num_rows >= _SAMPLE and seconds > before:
+            self._steps_since[_bucket(num_decoding)] = 0
+            return
+        if num_decoding:
+            self._steps_since[_bucket(num_decoding)] = self._steps_since.get(_bucket(num_decoding), 0) + 1
+        if num_rows >= _SAMPLE and seconds > before:
             depth = sum(chunk.length * (chunk.start + chunk.length / 2) for chunk in prompts) / num_rows
             self._learn((seconds - _SHARED * before) / num_rows, depth / _DEPTH)
 
     def prefill_limit(self, num_decoding: int, depth: int) -> int:
-        """Rows of a prompt, of which `depth` tokens are computed, that a step may have beside so many decoding sequences."""
-        decode_seconds = self._decode_seconds.get(_bucket(num_decoding), 0.0)
-        if not num_decoding or not decode_seconds or not self._row_seconds:
+        """Rows of a prompt, of which `depth` tokens are computed, that a step may have beside so many decoding sequences.
+
+        None, now and then, though prompts never end: what decoding takes shows only in a step that does nothing else.
+        """
+        if not num_decoding or not self._row_seconds:
             return _UNLIMITED
+        decode_seconds = self._decode_seconds.get(_bucket(num_decoding), 0.0)
+        if not decode_seconds or self._steps_since.get(_bucket(num_decoding), 0) >= _REFRESH:
+            return 0
         return max(_LEAST, int((_STRETCH - _SHARED) * decode_seconds / self._cost(depth / _DEPTH)))
 
     def _cost(self, depth: float) -> float:
