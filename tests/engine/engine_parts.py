@@ -88,7 +88,15 @@ class Answer:
 
 
 def start_engine(
-    native=None, *, sections=None, compile_guided=None, max_model_len=256, num_blocks=64, sampler_type=FakeSampler, **options
+    native=None,
+    *,
+    sections=None,
+    compile_guided=None,
+    max_model_len=256,
+    num_blocks=64,
+    sampler_type=FakeSampler,
+    propose=None,
+    **options,
 ):
     """A running engine on a fake model, which is its attribute `native`. `options` are the configuration's."""
     config = EngineConfig(**{"block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 64, **options})
@@ -102,6 +110,7 @@ def start_engine(
         num_blocks=num_blocks,
         tokenizer=byte_tokenizer(),
         compile_guided=compile_guided or (lambda options: None),
+        propose=propose,
     )
     engine.native = native
     return engine

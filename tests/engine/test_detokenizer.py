@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trivium.engine.detokenizer import Detokenizer
+from trivium.engine.stop_strings import StopPatterns
 from trivium.models.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tokenizers"
@@ -71,7 +72,7 @@ def test_leading_space_is_stripped_only_at_the_start() -> None:
 
 @pytest.mark.parametrize(("include", "text"), [(False, "Hello "), (True, "Hello wor")])
 def test_stop_string(include: bool, text: str) -> None:
-    detokenizer = Detokenizer(SMOLLM, stop=["wor", "zzz"], include_stop=include)
+    detokenizer = Detokenizer(SMOLLM, stop=StopPatterns(["wor", "zzz"]), include_stop=include)
     tokens = ids("Hello world and more")
     shown = "".join(detokenizer.push([token]) for token in tokens) + detokenizer.flush()
     assert shown == detokenizer.text == text
@@ -82,7 +83,7 @@ def test_number_of_tokens_up_to_the_stop_string() -> None:
     tokens = ids("one two three four")
     expected = next(n for n in range(len(tokens)) if "two" in SMOLLM.decode(tokens[:n]))
     for step in (1, 2, len(tokens)):
-        detokenizer = Detokenizer(SMOLLM, stop=["two"])
+        detokenizer = Detokenizer(SMOLLM, stop=StopPatterns(["two"]))
         for start in range(0, len(tokens), step):
             detokenizer.push(tokens[start : start + step])
         assert detokenizer.num_tokens == expected
@@ -90,7 +91,7 @@ def test_number_of_tokens_up_to_the_stop_string() -> None:
 
 
 def test_held_back_text_comes_at_the_end() -> None:
-    detokenizer = Detokenizer(SMOLLM, stop=["###"])
+    detokenizer = Detokenizer(SMOLLM, stop=StopPatterns(["###"]))
     assert detokenizer.push(ids("a ##")) == "a "
     assert detokenizer.flush() == "##"
     assert detokenizer.stopped is None
@@ -98,7 +99,7 @@ def test_held_back_text_comes_at_the_end() -> None:
 
 
 def test_replacement_character_at_the_end_may_complete_a_stop_string() -> None:
-    detokenizer = Detokenizer(SMOLLM, stop=["x\ufffd"])
+    detokenizer = Detokenizer(SMOLLM, stop=StopPatterns(["x\ufffd"]))
     assert detokenizer.push(ids("ax") + ids("ꙮ")[:-1], final=True) == "a"
     assert detokenizer.stopped == "x\ufffd"
 
@@ -117,9 +118,9 @@ def test_after_the_end_tokens_are_ignored() -> None:
 )
 def test_stop_strings_do_not_depend_on_the_steps(text: str, stops: list[str], include: bool) -> None:
     tokens = ids(text)
-    whole = Detokenizer(SMOLLM, stop=stops, include_stop=include)
+    whole = Detokenizer(SMOLLM, stop=StopPatterns(stops), include_stop=include)
     whole.push(tokens, final=True)
-    stepwise = Detokenizer(SMOLLM, stop=stops, include_stop=include)
+    stepwise = Detokenizer(SMOLLM, stop=StopPatterns(stops), include_stop=include)
     for token in tokens:
         stepwise.push([token])
     stepwise.flush()
@@ -135,10 +136,10 @@ def test_stop_strings_are_text_until_min_tokens() -> None:
     tokens = ids("one two, one two, one two")
     second = next(n for n in range(len(tokens)) if SMOLLM.decode(tokens[:n]).count("two") == 2)
     for min_tokens, text in ((second, "one two, one "), (second + 1, "one two, one two, one ")):
-        detokenizer = Detokenizer(SMOLLM, stop=["two"], min_tokens=min_tokens)
+        detokenizer = Detokenizer(SMOLLM, stop=StopPatterns(["two"]), min_tokens=min_tokens)
         assert "".join(detokenizer.push([token]) for token in tokens) == text
         assert detokenizer.stopped == "two"
-    unarmed = Detokenizer(SMOLLM, stop=["two"], min_tokens=50)
+    unarmed = Detokenizer(SMOLLM, stop=StopPatterns(["two"]), min_tokens=50)
     assert unarmed.push(tokens[:-1]) + unarmed.push(tokens[-1:], final=True) == "one two, one two, one two"
     assert unarmed.stopped is None
 
@@ -150,7 +151,7 @@ def test_stop_strings_are_text_until_min_tokens() -> None:
 )
 def test_first_match_from_min_tokens_on(text: str, stops: list[str], min_tokens: int) -> None:
     tokens = ids(text)
-    detokenizer = Detokenizer(SMOLLM, stop=stops, min_tokens=min_tokens)
+    detokenizer = Detokenizer(SMOLLM, stop=StopPatterns(stops), min_tokens=min_tokens)
     for token in tokens:
         detokenizer.push([token])
     detokenizer.flush()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from engine_parts import ask, request
-from tiny_models import LENGTH, MODELS, SHARED, Tiny, alone, answers, bits, crowd, tiny_engine
+from tiny_models import LENGTH, MODELS, SHARED, Tiny, alone, answers, bits, crowd, interrupted, tiny_engine
 
 from trivium.engine.scheduler import MAX_DRAFTS
 from trivium.engine.sequence import Sequence
+from trivium.engine.step_batch import StepBatch
 
 LLAMA = MODELS[0]
 
@@ -50,8 +53,25 @@ def test_answers_are_those_of_plain_decoding(model: Tiny, wrong: float) -> None:
 def test_in_a_small_cache_and_a_small_budget(model: Tiny) -> None:
     guesser = Guesser(tokens_of(alone(model)), wrong=0.1, most=4)
     with tiny_engine(model, guesser, num_kv_blocks=13, max_num_batched_tokens=32) as engine:
-        assert answers(engine, crowd(model)) == alone(model)
-        assert engine.stats().preemptions > 0
+        assert interrupted(engine, crowd(model)) == alone(model)
+
+
+def test_what_drafts_confirmed_before_a_fault_is_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = StepBatch.run
+
+    def faulty(*args: Any) -> Any:
+        result = run(*args)
+        tokens = [[*sampled[:-1], -1] if len(sampled) > 2 else sampled for sampled in result.tokens]
+        return SimpleNamespace(tokens=tokens, logprobs=result.logprobs, prompt_logprobs=result.prompt_logprobs)
+
+    monkeypatch.setattr(StepBatch, "run", faulty)
+    wanted = alone(LLAMA)["greedy", 0]
+    (one,) = (one for one in crowd(LLAMA) if one.request_id == "greedy")
+    with tiny_engine(LLAMA, Guesser({("greedy", 0): wanted[0]}, most=5)) as engine:
+        (answer,) = ask(engine, one)
+    assert answer.reason == "error"
+    assert answer.token_ids == wanted[0][:6]  # the first, and the five that were guessed
+    assert len(answer.logprobs) == 6
 
 
 def test_right_drafts_take_fewer_steps() -> None:

@@ -19,6 +19,7 @@ from fake_native import FakeModel, continuation
 
 from trivium.engine import GuidedOptions
 from trivium.engine.scheduler import Scheduler
+from trivium.engine.stop_strings import StopPatterns
 from trivium.errors import EngineDeadError, EngineError, QueueFullError, RequestError
 
 LONG = {"max_tokens": 200}
@@ -270,15 +271,47 @@ def test_clean_books_are_not_audited_when_idle(monkeypatch):
         wait_until(lambda: audits == [scheduler])
 
 
+def test_what_was_learned_for_guesses_goes_with_the_answer():
+    learned = []
+
+    def propose(sequence, limit, num_decoding):
+        sequence.drafting = "learned"
+        learned.append(sequence)
+        return ()
+
+    with make_engine(propose=propose) as engine:
+        ask(engine, request("a", timeout=600.0))  # whose deadline is kept for longer
+        assert learned
+        wait_until(lambda: engine.stats().running == 0)
+        assert {sequence.drafting for sequence in learned} == {None}
+
+
+def test_stop_strings_are_worked_out_once_and_by_the_caller(monkeypatch):
+    threads = []
+
+    def patterns(stops):
+        threads.append(threading.current_thread())
+        return StopPatterns(stops)
+
+    monkeypatch.setattr("trivium.engine.native_engine.StopPatterns", patterns)
+    with make_engine() as engine:
+        answers = ask(engine, request("a", n=5, temperature=1.0, seed=1, stop=("a", "e"), max_tokens=40))
+    assert {answer.reason for answer in answers} <= {"stop", "length"}
+    assert "stop" in {answer.reason for answer in answers}
+    assert threads == [threading.current_thread()]
+
+
 def test_lost_blocks_are_found_when_idle(caplog):
     with make_engine() as engine:
         ask(engine, request("a"))
         queries = engine.stats().prefix_queries
+        engine._loop._scheduler.num_drafted, engine._loop._scheduler.num_accepted = 5, 3  # that count on
         engine._loop._scheduler.blocks._free.pop()
         ask(engine, request("b"))
         wait_until(lambda: "books are wrong" in caplog.text)
         assert ask(engine, request("c"))[0].token_ids == expected()
-        assert engine.stats().prefix_queries == queries + 10
+        stats = engine.stats()
+        assert (stats.prefix_queries, stats.drafted, stats.accepted) == (queries + 10, 5, 3)
 
 
 def test_shutdown_aborts_what_is_left():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 from engine_parts import Door
@@ -120,6 +121,23 @@ def test_a_busy_step_does_not_look_for_guesses() -> None:
     assert not tuple(lookup(item, 24, 13))
     item.tokens += [7, 8] * 20
     assert len(tuple(lookup(item, 24, 12))) > 2  # and what came meanwhile is known
+
+
+def test_guesses_that_were_not_tried_are_no_mistakes() -> None:
+    lookup, item, text = PromptLookup(), sequence([*range(50), 0, 1, 2]), list(range(50))
+    for token in text[3:40]:  # each time there was no room for the guesses
+        assert tuple(lookup(item, 10, 1))[:1] == (token,)
+        item.tokens.append(token)
+    assert len(tuple(lookup(item, 10, 1))) == 10
+
+
+def test_what_it_remembers_is_small() -> None:
+    item = sequence(random.Random(1).choices(range(50_000), k=20_000))
+    tracemalloc.start()
+    PromptLookup()(item, 10, 1)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 200 * 20_000
 
 
 PROSE = (

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 from engine_parts import Door, ask, request
-from tiny_models import LENGTH, MAX_MODEL_LEN, MODELS, SHARED, Tiny, alone, answers, bits, crowd, tiny_engine, token_ids
+from tiny_models import (
+    LENGTH,
+    MAX_MODEL_LEN,
+    MODELS,
+    SHARED,
+    Tiny,
+    alone,
+    answers,
+    bits,
+    crowd,
+    interrupted,
+    tiny_engine,
+    token_ids,
+)
 
 from trivium import _native
 from trivium.config import EngineConfig
-from trivium.engine import GenerationRequest, NativeEngine, OutputDelta
+from trivium.engine import GenerationRequest, NativeEngine
 
 EXACT = [
     Tiny("llama", quantization="wint4", activation_dtype="int16"),
@@ -121,25 +134,6 @@ def test_after_preemption(model: Tiny, caching: bool) -> None:
     with tiny_engine(model, num_kv_blocks=blocks, max_num_batched_tokens=64, enable_prefix_caching=caching) as engine:
         assert answers(engine, crowd(model)) == alone(model)
         assert engine.stats().preemptions > 0
-
-
-def interrupted(engine: NativeEngine, requests: list[GenerationRequest]) -> dict[tuple[str, int], tuple]:
-    """What the requests get when the first two, once the first has four tokens, must make way for the others."""
-    door = Door()
-    patient, urgent = requests[:2], requests[2:]
-    for one in patient:
-        one.priority = 3
-
-    def interrupt(outputs: Sequence[OutputDelta]) -> None:
-        door(outputs)
-        if urgent and len(door.deltas[patient[0].request_id, 0]) == 4:
-            engine.submit(urgent, door)
-            urgent.clear()
-
-    engine.submit(patient, interrupt)
-    found = [answer for one in requests for answer in door.wait(one.request_id, n=one.n)]
-    assert engine.stats().preemptions > 0
-    return {(answer.last.request_id, answer.last.index): bits(answer) for answer in found}
 
 
 def test_preempted_by_more_urgent_requests(model: Tiny) -> None:

@@ -365,6 +365,33 @@ def test_drafts_are_dropped_rather_than_preempting() -> None:
         complete(target, plan)
 
 
+def test_drafts_leave_the_blocks_that_rows_of_others_need() -> None:
+    target, items = scheduler(5, propose=lambda item, limit, num_decoding: [1] * 3), [sequence(6), sequence(7)]
+    add(target, *items)
+    step(target)  # blocks of 4: both have two, and what they say next still fits
+    plan = target.schedule(0.0)
+    assert plan.preempted == []
+    for chunk in plan.chunks:
+        chunk.accepted = chunk.length - len(chunk.drafts)
+    complete(target, plan)
+    plan = target.schedule(0.0)  # the second one's row needs the last block
+    assert plan.preempted == []
+    assert [len(item.blocks) for item in items] == [2, 3]
+
+
+def test_few_rows_are_shared_by_several_prompts() -> None:
+    target = scheduler(1000, prefill_limit=lambda num_decoding, depth: 16)
+    stream = sequence(3)
+    add(target, stream)
+    step(target)
+    items = [sequence(900), sequence(900), sequence(20), sequence(900)]
+    add(target, *items)
+    for _ in range(5):
+        plan = step(target)
+        assert {chunk.sequence: chunk.length for chunk in plan.chunks} == {stream: 1, **dict.fromkeys(items, 4)}
+    assert items[2].num_output_tokens == 1
+
+
 @pytest.mark.parametrize("accepted", [0, 3])
 def test_impossible_acceptance_is_an_error(accepted: int) -> None:
     target, item = scheduler(), sequence(2)

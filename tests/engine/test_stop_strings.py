@@ -5,12 +5,12 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trivium.engine.stop_strings import StopMatch, StopStrings
+from trivium.engine.stop_strings import StopMatch, StopPatterns, StopStrings
 
 
 def run(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:
     """(shown text, stop string found) of a text that comes in pieces."""
-    matcher, shown = StopStrings(stops), ""
+    matcher, shown = StopStrings(StopPatterns(stops)), ""
     for piece in pieces:
         result = matcher.push(piece)
         if isinstance(result, StopMatch):
@@ -30,11 +30,11 @@ def first_match(stops: list[str], text: str) -> tuple[str, str | None]:
 
 
 def test_text_without_stop_comes_at_once() -> None:
-    assert StopStrings(["###"]).push("some text") == "some text"
+    assert StopStrings(StopPatterns(["###"])).push("some text") == "some text"
 
 
 def test_possible_beginning_is_held_back_and_released() -> None:
-    matcher = StopStrings(["</s>"])
+    matcher = StopStrings(StopPatterns(["</s>"]))
     assert matcher.push("a<") == "a"
     assert matcher.push("/") == ""
     assert matcher.push("b") == "</b"
@@ -44,13 +44,13 @@ def test_possible_beginning_is_held_back_and_released() -> None:
 
 
 def test_match_across_pushes() -> None:
-    matcher = StopStrings(["User:", "\n\n"])
+    matcher = StopStrings(StopPatterns(["User:", "\n\n"]))
     assert matcher.push("hi\nUs") == "hi\n"
     assert matcher.push("er: more") == StopMatch("User:", "")
 
 
 def test_match_gives_the_text_before_it() -> None:
-    assert StopStrings(["stop"]).push("text stop here") == StopMatch("stop", "text ")
+    assert StopStrings(StopPatterns(["stop"])).push("text stop here") == StopMatch("stop", "text ")
 
 
 def test_earliest_end_wins_then_the_longest() -> None:
@@ -73,7 +73,7 @@ def test_result_does_not_depend_on_the_cuts(stops: list[str], pieces: list[str])
 
 @given(st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3), st.text("abc", max_size=20))
 def test_no_more_is_held_back_than_needed(stops: list[str], text: str) -> None:
-    matcher = StopStrings(stops)
+    matcher = StopStrings(StopPatterns(stops))
     shown = ""
     for index, char in enumerate(text):
         result = matcher.push(char)
@@ -88,7 +88,7 @@ def test_no_more_is_held_back_than_needed(stops: list[str], text: str) -> None:
 
 
 def test_hostile_repetition_takes_linear_time() -> None:
-    matcher = StopStrings(["a" * 50_000 + "b"])
+    matcher = StopStrings(StopPatterns(["a" * 50_000 + "b"]))
     started = time.perf_counter()
     for _ in range(100):
         assert not isinstance(matcher.push("a" * 1000), StopMatch)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-from engine_parts import EOS, Answer, ask, byte_tokenizer, request
+from engine_parts import EOS, Answer, Door, ask, byte_tokenizer, request
 
 from trivium import _native
 from trivium.config import EngineConfig
-from trivium.engine import EmbeddingSpan, GenerationRequest, GuidedOptions, ModelInfo, NativeEngine
+from trivium.engine import EmbeddingSpan, GenerationRequest, GuidedOptions, ModelInfo, NativeEngine, OutputDelta
 from trivium.engine.kv_budget import kv_cache_dtype
 from trivium.models.loader import load_decoder
 from trivium.parsing.structured import GuidedCompiler
@@ -159,3 +159,22 @@ def alone(model: Tiny) -> dict[tuple[str, int], tuple]:
         for one in crowd(model):
             found |= answers(engine, [one])
     return found
+
+
+def interrupted(engine: NativeEngine, requests: list[GenerationRequest]) -> dict[tuple[str, int], tuple]:
+    """What the requests get when the first two, once the first has four tokens, must make way for the others."""
+    door = Door()
+    patient, urgent = requests[:2], requests[2:]
+    for one in patient:
+        one.priority = 3
+
+    def interrupt(outputs: Sequence[OutputDelta]) -> None:
+        door(outputs)
+        if urgent and len(door.deltas[patient[0].request_id, 0]) == 4:
+            engine.submit(urgent, door)
+            urgent.clear()
+
+    engine.submit(patient, interrupt)
+    found = [answer for one in requests for answer in door.wait(one.request_id, n=one.n)]
+    assert engine.stats().preemptions > 0
+    return {(answer.last.request_id, answer.last.index): bits(answer) for answer in found}

@@ -8,7 +8,7 @@ last block first, so the tail of a chain is evicted before its head. Shared bloc
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Series
 
 from trivium.engine.prefix_cache import PrefixCache
@@ -135,8 +135,8 @@ class BlockManager:
         if self._cache is not None:
             self._cache.forget(sequence)
 
-    def num_exclusive(self, sequence: Sequence, prefix: Series[int] = ()) -> int:
-        """Blocks that become free when the sequence gives its own back, not counting those in `prefix`."""
+    def num_exclusive(self, sequence: Sequence, prefix: Collection[int] = ()) -> int:
+        """Blocks that become free when the sequence gives its own back, not counting those in `prefix`, best a set."""
         return sum(self._references[block] == 1 and block not in prefix for block in sequence.blocks)
 
     def reset_prefix_cache(self) -> None:

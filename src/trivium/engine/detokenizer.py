@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from trivium.engine.stop_strings import StopMatch, StopStrings
+from trivium.engine.stop_strings import StopMatch, StopPatterns, StopStrings
 from trivium.models.tokenizer import Tokenizer
 
 __all__ = ["Detokenizer"]
@@ -43,7 +43,7 @@ class Detokenizer:
         tokenizer: Tokenizer,
         *,
         skip_special_tokens: bool = True,
-        stop: Sequence[str] = (),
+        stop: StopPatterns | None = None,
         include_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
@@ -51,7 +51,7 @@ class Detokenizer:
         self._skipped: frozenset[int] = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._strip = tokenizer.strips_leading_space
         self._decoder = _new_decoder("replace")
-        self._matcher = StopStrings(stop) if stop else None
+        self._matcher = None if stop is None else StopStrings(stop)
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._parts: list[str] = []

@@ -159,7 +159,7 @@ class EngineLoop:
             sample.detokenizer = Detokenizer(
                 self._tokenizer,
                 skip_special_tokens=sampling.skip_special_tokens,
-                stop=sampling.stop,
+                stop=sample.active.stop_patterns,
                 include_stop=sampling.include_stop,
                 min_tokens=sampling.min_tokens,
             )
@@ -185,24 +185,28 @@ class EngineLoop:
             try:
                 if (rows := prompt_logprobs[i]) is not None:
                     collect_prompt_logprobs(sample, rows)
-                if sampled := tokens[i]:
-                    if sampled[-1] < 0:
-                        raise _no_token(sample)
-                    delta = accept_tokens(sample, sampled, logprobs[i], now)
+                if not (sampled := tokens[i]):
+                    continue
+                fault = sampled[-1] < 0
+                if good := sampled[:-1] if fault else sampled:
+                    delta = accept_tokens(sample, good, logprobs[i], now)
                     deltas.append((sample, delta))
                     num_generated_tokens += len(delta.token_ids)
                     if chunk.drafts:  # the last token comes from the row after those of the drafts that it confirms
                         chunk.accepted = len(delta.token_ids)
+                    fault = fault and delta.finish_reason is None
+                if fault:
+                    raise _no_token(sample)
             except Exception as error:
                 _log_fault("request %s failed", sample, error)
                 failed.append((chunk, error))
         for chunk, _ in failed:  # what they computed may be wrong, and must not be offered to the prefix cache
             plan.chunks.remove(chunk)
         self._scheduler.complete(plan)
-        for chunk, fault in failed:
-            self._end(cast(Sample, chunk.sequence), "error", fault)
         for sample, delta in deltas:
             self._tell(sample, delta)
+        for chunk, cause in failed:
+            self._end(cast(Sample, chunk.sequence), "error", cause)
         self._record(1, num_prompt_tokens, num_generated_tokens)
 
     def _record(self, steps: int, prompt_tokens: int, generated_tokens: int) -> None:
@@ -272,7 +276,7 @@ class EngineLoop:
             self._scheduler.finish(sample)
         except Exception:
             log.exception("the scheduler failed to let request %s go", delta.request_id)
-        sample.sampler = sample.detokenizer = sample.matcher = sample.thought = None
+        sample.sampler = sample.detokenizer = sample.matcher = sample.thought = sample.drafting = None
         active.unfinished -= 1
         if not active.unfinished:
             active.samples.clear()  # breaks the circle, so that the door's objects go with the last reference
@@ -295,6 +299,7 @@ class EngineLoop:
             old, self._scheduler = self._scheduler, self._new_scheduler()
             self._scheduler.num_preemptions = old.num_preemptions
             self._scheduler.prefix_queries, self._scheduler.prefix_hits = old.prefix_queries, old.prefix_hits
+            self._scheduler.num_drafted, self._scheduler.num_accepted = old.num_drafted, old.num_accepted
             self._record(0, 0, 0)
 
 

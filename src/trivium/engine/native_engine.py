@@ -20,6 +20,7 @@ from trivium.engine.sampler_factory import SamplerFactory, sample_seed
 from trivium.engine.sampling import GuidedOptions
 from trivium.engine.scheduler import Proposer, Scheduler
 from trivium.engine.step_batch import StepBatch
+from trivium.engine.stop_strings import StopPatterns
 from trivium.engine.stopping import StopRule
 from trivium.engine.thought import Thought
 from trivium.engine.validation import RequestValidator
@@ -149,6 +150,7 @@ class NativeEngine(Engine):
             sink,
             sampler_arguments=self._samplers.resolve(sampling),
             stop_rule=StopRule(sampling, self.model_info.eos_token_ids),
+            stop_patterns=StopPatterns(sampling.stop) if sampling.stop else None,
             unfinished=request.n,
         )
         matcher = None if sampling.guided is None else self._compile_guided(sampling.guided)

@@ -16,6 +16,8 @@ from trivium.engine.sequence import Sequence
 __all__ = ["PromptLookup"]
 
 _GRAM = 3  # tokens that must have occurred before, in this order
+_TOKEN_BITS = 32
+_GRAM_MASK = (1 << _GRAM * _TOKEN_BITS) - 1
 _LONGEST = 12  # tokens of an occurrence that tell how good it is
 _COMPARED = 32  # tokens that are compared to find the best of several occurrences
 _OCCURRENCES = 8  # the latest ones, that are compared
@@ -63,11 +65,13 @@ class PromptLookup:
 class _History:
     """What a sequence has said, and how well guesses have done.
 
-    `ends` maps the last `_GRAM` tokens before a position to the latest such positions; it covers `indexed` tokens.
+    `ends` maps the last `_GRAM` tokens before a position, as one number, to the latest such positions, or to the only one: most
+    stand alone, and a number takes a fifth of the memory. It covers `indexed` tokens, the last of which are `gram`.
     """
 
-    ends: dict[tuple[int, ...], deque[int]] = field(default_factory=dict)
-    indexed: int = _GRAM
+    ends: dict[int, int | deque[int]] = field(default_factory=dict)
+    indexed: int = 0
+    gram: int = 0
     proposed: tuple[int, ...] = ()
     kind: int = _GRAM
     at: int = 0  # where the first of `proposed` would stand
@@ -77,33 +81,27 @@ class _History:
     seen: dict[int, float] = field(default_factory=lambda: dict.fromkeys(_PRIOR, _PRIOR_WEIGHT))
 
     def settle(self, tokens: list[int]) -> None:
-        """See which of the last guesses came true: up to the first wrong one, those after it were never tried."""
+        """See which of the last guesses came true: those after the first wrong one, or the last token, were never tried."""
         if not self.proposed:
             return
         right = 0
+        wrong = False
         for guess, token in zip(self.proposed, tokens[self.at :], strict=False):
-            if guess != token:
+            wrong = guess != token
+            if wrong:
                 break
             right += 1
         if right >= _FOLLOWED:
             self.followed = self.distance
         kind = self.kind
         self.right[kind] = _MEMORY * self.right[kind] + right
-        self.seen[kind] = _MEMORY * self.seen[kind] + right + (right < len(self.proposed))
+        self.seen[kind] = _MEMORY * self.seen[kind] + right + wrong
         self.proposed = ()
 
     def find(self, tokens: list[int]) -> tuple[int | None, int]:
         """The position after the occurrence of the last tokens that has most before it in common, and its kind."""
-        ends = self.ends
-        for end in range(self.indexed, len(tokens)):
-            gram = tuple(tokens[end - _GRAM : end])
-            if gram in ends:
-                ends[gram].append(end)
-            else:
-                ends[gram] = deque((end,), _OCCURRENCES)
-        self.indexed = max(self.indexed, len(tokens))
-        starts = ends.get(tuple(tokens[-_GRAM:]))
-        if starts is None:
+        starts = self.index(tokens)
+        if not starts:
             return self.find_again(tokens), _STRAYED
         best, longest = 0, 0
         for start in reversed(starts):
@@ -113,6 +111,23 @@ class _History:
             if longest == _COMPARED:
                 break
         return best, max(kind for kind in _PRIOR if kind <= longest)
+
+    def index(self, tokens: list[int]) -> Series[int]:
+        """Enter what ended before the last token; returns where the last `_GRAM` tokens have ended before."""
+        ends, gram = self.ends, self.gram
+        for end in range(self.indexed, len(tokens)):
+            if end >= _GRAM:
+                found = ends.get(gram)
+                if found is None:
+                    ends[gram] = end
+                elif isinstance(found, int):
+                    ends[gram] = deque((found, end), _OCCURRENCES)
+                else:
+                    found.append(end)
+            gram = (gram << _TOKEN_BITS | tokens[end]) & _GRAM_MASK
+        self.indexed, self.gram = len(tokens), gram
+        starts = ends.get(gram, ()) if len(tokens) >= _GRAM else ()
+        return (starts,) if isinstance(starts, int) else starts
 
     def find_again(self, tokens: list[int]) -> int | None:
         """Where the text may go on that the answer has repeated before it said something else: after its last token, nearby."""

@@ -8,6 +8,7 @@ from typing import Any
 from trivium.engine.outputs import OutputDelta, OutputSink, TokenLogprobs
 from trivium.engine.request import GenerationRequest
 from trivium.engine.sequence import Sequence
+from trivium.engine.stop_strings import StopPatterns
 from trivium.engine.stopping import StopRule
 from trivium.engine.thought import Thought
 
@@ -22,6 +23,7 @@ class ActiveRequest:
     sink: OutputSink
     sampler_arguments: dict[str, Any]
     stop_rule: StopRule
+    stop_patterns: StopPatterns | None = None
     samples: list[Sample] = field(default_factory=list)
     unfinished: int = 0
 

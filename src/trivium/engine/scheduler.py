@@ -33,7 +33,7 @@ __all__ = ["Chunk", "Proposer", "Scheduler", "StepPlan"]
 Proposer = Callable[[Sequence, int, int], Series[int]]  # a sequence, the most tokens, how many sequences decode
 
 MAX_DRAFTS = 63  # with the row before them, the rows of one sequence that the core can sample in a step
-MIN_SHARE = 16  # rows: prompts are not cut finer to let several progress
+MIN_SHARE = 16  # rows: prompts are not cut finer to let several progress, unless there are few rows for all
 MAX_RANKED_PRIORITY = 2**31  # a rank is a float; beyond this, priorities rank alike
 
 _RUNNING = SequenceStatus.RUNNING
@@ -268,30 +268,33 @@ class Scheduler:
     def _victims(self, priority: int, places: int, prefix: list[int], missing: int) -> list[Sequence]:
         """Running sequences of priority above `priority` that together give so many places and blocks; empty if they cannot."""
         victims: list[Sequence] = []
+        spared = frozenset(prefix)
         # By priority before rank, or a victim might in turn make its way over one that was spared for its age.
         for sequence in sorted(self.running, key=lambda s: (s.request.priority, self._rank(s)), reverse=True):
             if len(victims) >= places and missing <= 0:
                 break
             if sequence.request.priority > priority and sequence.preemptions < self._max_preemptions:
                 victims.append(sequence)
-                missing -= self.blocks.num_exclusive(sequence, prefix)
+                missing -= self.blocks.num_exclusive(sequence, spared)
         return victims if len(victims) >= places and missing <= 0 else []
 
     def _plan_decodes(self, plan: StepPlan) -> int:
         """A row for every decoding sequence, with drafts if there is a proposer. Returns what is left of the budget."""
         decoding = [sequence for sequence in self.running if len(sequence.tokens) - sequence.num_computed == 1]
         budget = self._max_num_batched_tokens
-        draft_room = (budget - len(decoding)) // 2 if self._propose is not None else 0
         block_size = self.blocks.block_size
+        for sequence in decoding:  # all rows have their blocks before drafts take any
+            num_tokens = len(sequence.tokens)
+            if sequence.status is _RUNNING and num_tokens > len(sequence.blocks) * block_size:
+                self._grow(sequence, num_tokens, plan)
+        draft_room = (budget - len(decoding)) // 2 if self._propose is not None else 0
         for sequence in decoding:
-            if sequence.status is not _RUNNING:  # preempted for one before it
+            if sequence.status is not _RUNNING:  # preempted
                 continue
             num_tokens = len(sequence.tokens)
             drafts = self._drafts(sequence, draft_room, len(decoding)) if draft_room else ()
             if drafts and not self.blocks.allocate(sequence, num_tokens + len(drafts)):
                 drafts = ()
-            if num_tokens > len(sequence.blocks) * block_size and not self._grow(sequence, num_tokens, plan):
-                continue
             draft_room -= len(drafts)
             budget -= 1 + len(drafts)
             plan.chunks.append(Chunk(sequence, num_tokens - 1, 1 + len(drafts), True, drafts))
@@ -305,25 +308,24 @@ class Scheduler:
             return ()
         return tuple(self._propose(sequence, limit, num_decoding))[:limit]
 
-    def _grow(self, sequence: Sequence, num_tokens: int, plan: StepPlan) -> bool:
-        """Give a running sequence blocks, preempting those of higher rank. False if it had to go itself."""
+    def _grow(self, sequence: Sequence, num_tokens: int, plan: StepPlan) -> None:
+        """Give a running sequence blocks, preempting those of higher rank, at worst itself."""
         while not self.blocks.allocate(sequence, num_tokens):
             if len(self.running) == 1:
                 raise RuntimeError(f"{sequence.key}: {num_tokens} tokens exceed the {self.blocks.num_blocks} KV blocks")
             victim = self.running[-1]
             self._preempt(victim, plan)
             if victim is sequence:
-                return False
-        return True
+                return
 
     def _plan_prefills(self, plan: StepPlan, budget: int, now: float) -> None:
-        """Share the budget among prompts: half of it evenly, so that all progress, what is left in order."""
+        """Share the budget among prompts: half of it evenly, so that all (or the first of many) progress, the rest in order."""
         prefilling = [sequence for sequence in self.running if len(sequence.tokens) - sequence.num_computed > 1]
         # What was just preempted must not come back at once, nor anything that would take its blocks.
         admissible = 0 if plan.preempted else min(self._max_running - self.num_running, len(self._waiting))
         if not prefilling and not admissible:
             return
-        share = max(budget // (2 * (len(prefilling) + admissible)), MIN_SHARE)
+        share = max(budget // (2 * (len(prefilling) + admissible)), min(MIN_SHARE, max(1, budget // 4)))
         chunks: list[Chunk] = []
         for sequence in itertools.chain(prefilling, self._admissions(plan, admissible, now)):
             length = min(len(sequence.tokens) - sequence.num_computed, share, budget)

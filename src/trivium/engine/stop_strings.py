@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["StopMatch", "StopStrings"]
+__all__ = ["StopMatch", "StopPatterns", "StopStrings"]
 
 
 class StopMatch(NamedTuple):
@@ -13,6 +13,18 @@ class StopMatch(NamedTuple):
 
     stop: str
     before: str
+
+
+class StopPatterns:
+    """The stop strings of a request, with what watching for them needs: worked out once, for all its samples."""
+
+    __slots__ = ("failures", "first", "stops")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """`stops` are non-empty strings."""
+        self.stops = tuple(stops)
+        self.failures = [_failure_function(stop) for stop in self.stops]
+        self.first = frozenset(stop[0] for stop in self.stops)
 
 
 class StopStrings:
@@ -23,14 +35,11 @@ class StopStrings:
     constant time per stop string, however the strings repeat themselves.
     """
 
-    __slots__ = ("_failures", "_first", "_held", "_states", "_stops")
+    __slots__ = ("_held", "_patterns", "_states")
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        """`stops` are non-empty strings."""
-        self._stops = tuple(stops)
-        self._failures = [_failure_function(stop) for stop in self._stops]
-        self._first = frozenset(stop[0] for stop in self._stops)
-        self._states = [0] * len(self._stops)
+    def __init__(self, patterns: StopPatterns) -> None:
+        self._patterns = patterns
+        self._states = [0] * len(patterns.stops)
         self._held = ""
 
     def push(self, text: str, may_match: bool = True) -> str | StopMatch:
@@ -39,7 +48,7 @@ class StopStrings:
         Held back is the longest end of the text that is the beginning of a stop string. Stop strings that are complete inside
         a text that may not match are text like any other.
         """
-        if not self._held and self._first.isdisjoint(text):
+        if not self._held and self._patterns.first.isdisjoint(text):
             return text
         waiting = self._held + text
         offset = len(self._held)
@@ -55,22 +64,23 @@ class StopStrings:
     def flush(self) -> str:
         """What was held back: the text has ended."""
         held, self._held = self._held, ""
-        self._states = [0] * len(self._stops)
+        self._states = [0] * len(self._states)
         return held
 
     def _step(self, char: str) -> str | None:
         """Advance all automata; the longest stop string that ends with this character."""
         found: str | None = None
-        for i, stop in enumerate(self._stops):
+        failures = self._patterns.failures
+        for i, stop in enumerate(self._patterns.stops):
             state = self._states[i]
             while state and stop[state] != char:
-                state = self._failures[i][state - 1]
+                state = failures[i][state - 1]
             if stop[state] == char:
                 state += 1
                 if state == len(stop):
                     if found is None or state > len(found):
                         found = stop
-                    state = self._failures[i][state - 1]
+                    state = failures[i][state - 1]
             self._states[i] = state
         return found
 
