@@ -241,6 +241,12 @@ class TestQwen3Moe:
         with pytest.raises(ModelLoadError, match="9 experts per token"):
             hf("Qwen3MoeForCausalLM", **{**EXPERTS, "num_experts_per_tok": 9})
 
+    def test_too_many_experts_together(self) -> None:
+        with pytest.raises(ModelLoadError, match="131072 experts together, got 204800"):
+            hf("Qwen3MoeForCausalLM", **{**EXPERTS, "num_experts": 1024, "num_hidden_layers": 200})
+        with pytest.raises(ModelLoadError, match="131072 experts together, got 204800"):
+            gguf("qwen3moe", expert_count=1024, expert_used_count=2, block_count=200)
+
 
 class TestErnie:
     def test_defaults(self) -> None:

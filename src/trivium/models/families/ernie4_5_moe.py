@@ -38,7 +38,7 @@ def _from_hf(checkpoint: HuggingFaceCheckpoint) -> Decoder:
         shared_size=size * config.integer("moe_num_shared_experts", 0, 64, 0),
     )
     layers = [LayerSpec(moe=moe) for moe in _moe_layers(config, checkpoint.num_layers)]
-    return ernie_decoder(checkpoint, "ernie4_5_moe", layers=layers, moe=checked_moe(moe, config.label))
+    return ernie_decoder(checkpoint, "ernie4_5_moe", layers=layers, moe=checked_moe(moe, checkpoint.num_layers, config.label))
 
 
 def _moe_layers(config: Fields, num_layers: int) -> list[bool]:

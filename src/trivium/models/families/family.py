@@ -26,7 +26,8 @@ MAX_INTERMEDIATE = 1 << 20
 MAX_LAYERS = 1024
 MAX_HEADS = 1024
 MAX_HEAD_DIM = 1024
-MAX_EXPERTS = 1024
+MAX_EXPERTS = 1024  # of a layer
+MAX_ALL_EXPERTS = 1 << 17  # each is three matrices, however small: a hostile file shall not name millions
 MAX_WINDOW = 1 << 27
 
 
@@ -214,7 +215,7 @@ class GgufCheckpoint:
             scale=self.metadata.number(prefix + "expert_weights_scale", 0.0, 1e6, 1.0) or 1.0,
             shared_size=shared_size,
         )
-        return checked_moe(moe, self.metadata.label)
+        return checked_moe(moe, self.num_layers, self.metadata.label)
 
     def decoder(self, *, layers: list[LayerSpec] | None = None, interleaved: bool = False, **features: Any) -> Decoder:
         """The common fields, `features` of `DecoderSpec` on top; raises `ModelLoadError` naming the wrong field."""
@@ -280,10 +281,12 @@ class Family:
     from_gguf: Callable[[GgufCheckpoint], Decoder] | None = None
 
 
-def checked_moe(moe: MoeSpec, label: str) -> MoeSpec:
-    """The same, or `ModelLoadError` if a token is to use more experts than there are."""
+def checked_moe(moe: MoeSpec, num_layers: int, label: str) -> MoeSpec:
+    """The same, or `ModelLoadError` if a token is to use more experts than there are, or all layers have too many."""
     if moe.experts_per_token > moe.num_experts:
         raise ModelLoadError(f"{label}: {moe.experts_per_token} experts per token, but only {moe.num_experts} experts")
+    if (total := num_layers * moe.num_experts) > MAX_ALL_EXPERTS:
+        raise ModelLoadError(f"{label}: all layers may have {MAX_ALL_EXPERTS} experts together, got {total}")
     return moe
 
 

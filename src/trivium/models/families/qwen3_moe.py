@@ -34,7 +34,7 @@ def _from_hf(checkpoint: HuggingFaceCheckpoint) -> Decoder:
     return checkpoint.decoder(
         "qwen3_moe",
         layers=[LayerSpec(window, moe) for moe in _moe_layers(config, checkpoint.num_layers)],
-        moe=checked_moe(moe, config.label),
+        moe=checked_moe(moe, checkpoint.num_layers, config.label),
         qk_norm=True,
         qkv_bias=bias,
         output_bias=bias,
