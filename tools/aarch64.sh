@@ -99,7 +99,7 @@ settings = {"build-dir": "build/aarch64/{wheel_tag}", "cmake.define.TRIVIUM_STAT
 print(backend.build_wheel(sys.argv[1], settings))' "$1" >&2
 }
 
-# Without test_fork.py: qemu-user itself gives up when a forked child starts threads.
+# Without test_processes.py: qemu-user itself gives up when a forked child starts threads.
 run_tests() {
   local packages cpu set
   rm -rf "$home/wheel"
@@ -110,7 +110,7 @@ run_tests() {
   for set in neon:cortex-a53 neon_dot:neoverse-n1; do
     cpu=${set#*:}
     echo "tests/native with the kernels ${set%:*}, on an emulated $cpu"
-    TRIVIUM_ARM_CPU=$cpu TRIVIUM_ISA=${set%:*} "$python" -m pytest tests/native --ignore tests/native/test_fork.py \
+    TRIVIUM_ARM_CPU=$cpu TRIVIUM_ISA=${set%:*} "$python" -m pytest tests/native --ignore tests/native/test_processes.py \
       -p no:cacheprovider "$@"
   done
 }

@@ -314,6 +314,26 @@ def test_lost_blocks_are_found_when_idle(caplog):
         assert (stats.prefix_queries, stats.drafted, stats.accepted) == (queries + 10, 5, 3)
 
 
+def test_the_thread_has_a_stack_of_its_own_size(monkeypatch):
+    """Kernels need more than a program may give its threads."""
+    sizes = {}
+    start = threading.Thread.start
+
+    def noted(thread):
+        sizes[thread.name] = threading.stack_size()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noted)
+    usual = threading.stack_size(256 * 1024)
+    try:
+        with make_engine() as engine:
+            assert ask(engine, request("a"))[0].token_ids == expected()
+        assert threading.stack_size() == 256 * 1024
+    finally:
+        threading.stack_size(usual)
+    assert sizes["trivium-engine"] == 8 * 1024 * 1024
+
+
 def test_shutdown_aborts_what_is_left():
     with make_engine(max_num_seqs=1) as engine:
         door = Door()

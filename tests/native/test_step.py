@@ -60,15 +60,18 @@ def test_a_sequence_does_not_notice_its_neighbours(model):
     assert np.array_equal(last_logits(result, 1), expected)
 
 
-def test_threads_do_not_change_bits(model):
-    before = _native.num_threads()
-    try:
-        results = []
-        for threads in (1, 2, 3):
-            _native.set_num_threads(threads)
-            results.append(logits_alone(model, PROMPT[:290]))
-    finally:
-        _native.set_num_threads(before)
+@pytest.fixture
+def restore_threads():
+    count = _native.num_threads()
+    yield
+    _native.set_num_threads(count)
+
+
+def test_threads_do_not_change_bits(model, restore_threads):
+    results = []
+    for threads in (1, 2, 3):
+        _native.set_num_threads(threads)
+        results.append(logits_alone(model, PROMPT[:290]))
     assert np.array_equal(results[0], results[1])
     assert np.array_equal(results[0], results[2])
 
@@ -93,6 +96,16 @@ def test_split_attention_of_a_long_context_equals_the_whole(kv):
     assert np.array_equal(last_logits(run(model, rows), 0), expected)
     run(model, [Row(PROMPT, 0, 299, list(range(19)))])
     assert np.array_equal(last_logits(run(model, [Row(PROMPT, 299, 300, list(range(19)), greedy())]), 0), expected)
+
+
+def test_split_attention_of_several_waves_of_tiles_equals_the_whole(restore_threads):
+    model, tokens, blocks = tiny_model(blocks=330), RNG.integers(0, VOCAB, 5000).tolist(), list(range(313))
+    run(model, [Row(tokens, 0, 4999, blocks)])
+    rows = [Row(tokens, 4999, 5000, blocks, greedy()), *(Row(tokens, 0, 1, [k], greedy()) for k in range(314, 330))]
+    expected = last_logits(run(model, rows), 0)
+    for threads in (1, 2, 5):
+        _native.set_num_threads(threads)
+        assert np.array_equal(last_logits(run(model, rows[:1]), 0), expected)
 
 
 @settings(max_examples=25, deadline=None)

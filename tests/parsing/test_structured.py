@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from trivium import thread_stack
 from trivium.engine.sampling import GuidedOptions
 from trivium.errors import ConfigError, RequestError
 from trivium.parsing import structured
@@ -484,10 +485,10 @@ def test_a_grammar_is_compiled_once_and_shared(monkeypatch: pytest.MonkeyPatch) 
 def test_a_forked_child_may_compile_whatever_the_parent_was_doing() -> None:
     compiler = GuidedCompiler(TOKENIZER, VOCAB_SIZE, ENDS)
     compiler.compile(GuidedOptions(regex="a"))
-    with compiler._lock, structured._stack_lock:
+    with compiler._lock, thread_stack._lock:
         pid = os.fork()
         if pid == 0:
-            free = not compiler._lock.locked() and not structured._stack_lock.locked()
+            free = not compiler._lock.locked() and not thread_stack._lock.locked()
             if free:
                 compiler.compile(GuidedOptions(regex="ab"))
             os._exit(0 if free else 1)

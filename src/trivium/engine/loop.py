@@ -22,6 +22,7 @@ from trivium.engine.sampler_factory import SamplerFactory
 from trivium.engine.scheduler import Chunk, Scheduler, StepPlan
 from trivium.engine.step_batch import StepBatch
 from trivium.errors import EngineError, RequestError
+from trivium.thread_stack import start_with_stack
 
 if TYPE_CHECKING:
     from trivium._native import Model, StepResult
@@ -31,6 +32,7 @@ __all__ = ["EngineLoop"]
 
 log = logging.getLogger("trivium")
 
+_STACK_BYTES = 8 * 1024 * 1024  # the kernels keep unpacked weights on it
 _JOIN_SECONDS = 30.0  # a step of a large model on a slow machine, with room
 
 
@@ -65,7 +67,7 @@ class EngineLoop:
         self._num_steps = 0
         self._thread = threading.Thread(target=self._run, name="trivium-engine", daemon=True)
         _loops.add(self)
-        self._thread.start()
+        start_with_stack(self._thread, _STACK_BYTES)
 
     def submit(self, requests: Sequence[ActiveRequest]) -> None:
         """Queue prepared requests, all or none. Raises EngineDeadError, RequestError, QueueFullError."""

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <utility>
 
 namespace trivium {
@@ -54,7 +55,11 @@ void Pool::start_workers() {
   if (started_) return;
   started_ = true;
   stop_ = false;
-  for (int i = 1; i < num_threads_; i++) workers_.emplace_back([this] { work(); });
+  try {
+    for (int i = 1; i < num_threads_; i++) workers_.emplace_back([this] { work(); });
+  } catch (const std::system_error&) {
+    // The system gives no more threads: those that there are do the work, to the same bits.
+  }
 }
 
 void Pool::stop_workers() {

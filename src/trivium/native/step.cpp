@@ -100,15 +100,16 @@ StepOutput Stepper::run(const StepInput& in) {
 // A row that is not finite ends its sequence, also in the middle of a prompt: the cache holds finite values in its place, so later
 // rows would not show it. Rows of drafts do not count here: a draft that is accepted shows in its logits, another does not matter.
 void Stepper::find_faults(const StepInput& in, StepOutput* out) const {
-  std::vector<char> faulty(static_cast<size_t>(in.num_sequences), 0);
+  std::vector<char> faulty(static_cast<size_t>(in.num_rows), 0);  // a row has one thread, a sequence may have several
   for_rows(in.num_rows, [&](int i) {
     const int32_t s = sequence_of_row_[static_cast<size_t>(i)];
     if (i >= in.query_starts[s + 1] - in.drafts(s)) return;
     const float* x = x_.data() + static_cast<int64_t>(i) * config_.hidden_size;
-    if (kernels().argmax(x, config_.hidden_size) < 0) faulty[static_cast<size_t>(s)] = 1;
+    faulty[static_cast<size_t>(i)] = kernels().argmax(x, config_.hidden_size) < 0;
   });
-  for (size_t s = 0; s < faulty.size(); s++) {
-    if (faulty[s]) out->tokens[s].push_back(-1);
+  for (int32_t s = 0; s < in.num_sequences; s++) {
+    const auto last = faulty.begin() + in.query_starts[s + 1];
+    if (std::find(faulty.begin() + in.query_starts[s], last, 1) != last) out->tokens[static_cast<size_t>(s)].push_back(-1);
   }
 }
 

@@ -13,13 +13,18 @@ struct Item {
   int32_t sequence, head, begin, end, first_tile, end_tile;
 };
 
-// Queries of an item with the state of their softmax.
+// Queries of an item, and the keys that they may see.
 struct Queries {
-  std::vector<float> q, acc;
+  std::vector<float> q;
   std::vector<int16_t> q_codes;
   float q_scales[kMaxQueries];
-  float max[kMaxQueries], sum[kMaxQueries];
   int32_t first_key[kMaxQueries], last_key[kMaxQueries];
+};
+
+// The softmax of an item's queries over the tiles so far.
+struct Sums {
+  std::vector<float> acc;
+  float max[kMaxQueries], sum[kMaxQueries];
 
   void reset(int count, int head_dim_padded) {
     std::fill_n(max, count, kNoKey);
@@ -94,7 +99,6 @@ void load_queries(const Geometry& g, const Item& item, KvType type, Queries* out
     out->last_key[i] = g.position(item.sequence, item.begin + i);
     out->first_key[i] = g.first_key(out->last_key[i]);
   }
-  out->reset(count, g.config.head_dim_padded());
 }
 
 void run_attention(const AttentionArgs& args, KvType type) {
@@ -106,65 +110,74 @@ void run_attention(const AttentionArgs& args, KvType type) {
   }
 }
 
-void attend_item(const Geometry& g, const Item& item, const KvCache& cache, int layer, Queries* queries) {
+void attend_item(const Geometry& g, const Item& item, const KvCache& cache, int layer, Sums* sums) {
+  thread_local Queries queries;
+  load_queries(g, item, cache.type(), &queries);
+  sums->reset(item.end - item.begin, g.config.head_dim_padded());
   AttentionArgs args{};
   cache.locate(layer, item.head, &args);
-  args.q = queries->q.data();
-  args.q_codes = queries->q_codes.data();
-  args.q_scales = queries->q_scales;
-  args.last_key = queries->last_key;
-  args.first_key = queries->first_key;
+  args.q = queries.q.data();
+  args.q_codes = queries.q_codes.data();
+  args.q_scales = queries.q_scales;
+  args.last_key = queries.last_key;
+  args.first_key = queries.first_key;
   args.queries = item.end - item.begin;
   args.blocks = g.in.block_tables + static_cast<int64_t>(item.sequence) * g.in.block_table_width;
   args.tile_begin = item.first_tile;
   args.tile_end = item.end_tile;
-  args.max = queries->max;
-  args.sum = queries->sum;
-  args.acc = queries->acc.data();
+  args.max = sums->max;
+  args.sum = sums->sum;
+  args.acc = sums->acc.data();
   run_attention(args, cache.type());
 }
 
-void store_results(const Geometry& g, const Item& item, const Queries& queries, float* attended) {
+void store_results(const Geometry& g, const Item& item, const Sums& sums, float* attended) {
   const int padded = g.config.head_dim_padded();
   for (int i = 0; i < item.end - item.begin; i++) {
     float* out = g.result(attended, item, item.begin + i);
-    const float inverse = 1.0f / queries.sum[i];
-    for (int d = 0; d < g.config.head_dim; d++) out[d] = queries.acc[static_cast<size_t>(i) * padded + d] * inverse;
+    const float inverse = 1.0f / sums.sum[i];
+    for (int d = 0; d < g.config.head_dim; d++) out[d] = sums.acc[static_cast<size_t>(i) * padded + d] * inverse;
   }
 }
 
-// Few items but long contexts: every tile is a task of its own, and partial results are merged in the order in which a single
-// task would have merged them, to the same bits.
-void attend_split(const Geometry& g, const std::vector<Item>& items, const KvCache& cache, int layer, float* attended) {
-  std::vector<Item> tiles;
-  std::vector<size_t> starts;
-  for (const Item& item : items) {
-    starts.push_back(tiles.size());
-    for (int t = item.first_tile; t < item.end_tile; t++) {
-      tiles.push_back(item);
-      tiles.back().first_tile = t;
-      tiles.back().end_tile = t + 1;
-    }
-  }
-  starts.push_back(tiles.size());
-  std::vector<Queries> partial(tiles.size());
-  Pool::instance().run(static_cast<int>(tiles.size()), [&](int i) {
-    load_queries(g, tiles[i], cache.type(), &partial[i]);
-    attend_item(g, tiles[i], cache, layer, &partial[i]);
-  });
+// a := the softmax over the tiles of both; `a` comes first.
+void merge(const Geometry& g, int count, Sums* a, const Sums& b) {
   const int padded = g.config.head_dim_padded();
-  for (size_t n = 0; n < items.size(); n++) {
-    Queries total;
-    const int count = items[n].end - items[n].begin;
-    total.reset(count, padded);
-    for (size_t t = starts[n]; t < starts[n + 1]; t++) {
-      for (int i = 0; i < count; i++) {
-        kernels().merge_attention(&total.max[i], &total.sum[i], total.acc.data() + static_cast<int64_t>(i) * padded, &partial[t].max[i],
-                                  &partial[t].sum[i], partial[t].acc.data() + static_cast<int64_t>(i) * padded, padded);
+  for (int i = 0; i < count; i++) {
+    const int64_t at = static_cast<int64_t>(i) * padded;
+    kernels().merge_attention(&a->max[i], &a->sum[i], a->acc.data() + at, &b.max[i], &b.sum[i], b.acc.data() + at, padded);
+  }
+}
+
+constexpr int kWave = 32;  // tiles per thread: what is kept of them stays small, however long the contexts are
+
+// Few items but long contexts: every tile is a task of its own, and what came of them is merged in the order in which a single
+// task would have merged it, to the same bits.
+void attend_split(const Geometry& g, const std::vector<Item>& items, const KvCache& cache, int layer, float* attended) {
+  Pool& pool = Pool::instance();
+  const int count = static_cast<int>(items.size()), wave = std::max(1, kWave * pool.num_threads() / count);
+  std::vector<Sums> totals(items.size()), partial(items.size() * wave);
+  for (int n = 0; n < count; n++) totals[n].reset(items[n].end - items[n].begin, g.config.head_dim_padded());
+  int most = 0;
+  for (const Item& item : items) most = std::max(most, item.end_tile - item.first_tile);
+  for (int offset = 0; offset < most; offset += wave) {
+    std::vector<Item> tiles;
+    std::vector<int> starts;  // of each item among the tiles
+    for (const Item& item : items) {
+      starts.push_back(static_cast<int>(tiles.size()));
+      for (int t = item.first_tile + offset; t < std::min(item.end_tile, item.first_tile + offset + wave); t++) {
+        tiles.push_back(item);
+        tiles.back().first_tile = t;
+        tiles.back().end_tile = t + 1;
       }
     }
-    store_results(g, items[n], total, attended);
+    starts.push_back(static_cast<int>(tiles.size()));
+    pool.run(static_cast<int>(tiles.size()), [&](int i) { attend_item(g, tiles[i], cache, layer, &partial[i]); });
+    for (int n = 0; n < count; n++) {
+      for (int t = starts[n]; t < starts[n + 1]; t++) merge(g, items[n].end - items[n].begin, &totals[n], partial[t]);
+    }
   }
+  for (int n = 0; n < count; n++) store_results(g, items[n], totals[n], attended);
 }
 
 }  // namespace
@@ -181,10 +194,9 @@ void Stepper::attend(const StepInput& in, int layer) {
     return;
   }
   pool.run(static_cast<int>(items.size()), [&](int i) {
-    thread_local Queries queries;
-    load_queries(g, items[i], cache_.type(), &queries);
-    attend_item(g, items[i], cache_, layer, &queries);
-    store_results(g, items[i], queries, attended_.data());
+    thread_local Sums sums;
+    attend_item(g, items[i], cache_, layer, &sums);
+    store_results(g, items[i], sums, attended_.data());
   });
 }
 

@@ -21,6 +21,7 @@ from trivium.engine.sampling import GuidedOptions
 from trivium.errors import ConfigError, RequestError
 from trivium.parsing.grammar import compile_error, grammar_text
 from trivium.parsing.plain_tokenizer import without_special_texts
+from trivium.thread_stack import start_with_stack
 
 __all__ = ["GuidedCompiler", "GuidedMatcher", "GuidedTokenizer"]
 
@@ -29,7 +30,6 @@ Result = TypeVar("Result")
 # llguidance descends a grammar's references recursively, and a chain of them as long as the size limits allow needs far more
 # than a thread's usual stack. Only touched pages cost memory.
 _STACK_BYTES = 256 * 1024 * 1024
-_stack_lock = threading.Lock()
 
 _MAX_COMPILED = 32  # grammars that a compiler keeps; a large one takes some megabytes
 
@@ -223,12 +223,7 @@ def _on_deep_stack(function: Callable[[], Result]) -> Result:
             future.set_exception(error)
 
     thread = threading.Thread(target=run, name="trivium-grammar")
-    with _stack_lock:
-        usual = threading.stack_size(_STACK_BYTES)
-        try:
-            thread.start()
-        finally:
-            threading.stack_size(usual)
+    start_with_stack(thread, _STACK_BYTES)
     thread.join()
     return future.result()
 
@@ -241,8 +236,6 @@ _compilers: weakref.WeakSet[GuidedCompiler] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    global _stack_lock
-    _stack_lock = threading.Lock()
     for compiler in list(_compilers):
         compiler.after_fork()
 
