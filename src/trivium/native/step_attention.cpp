@@ -110,21 +110,33 @@ void run_attention(const AttentionArgs& args, KvType type) {
   }
 }
 
-void attend_item(const Geometry& g, const Item& item, const KvCache& cache, int layer, Sums* sums) {
+// Where an item's keys and values are.
+AttentionArgs place(const Geometry& g, const Item& item, const KvCache& cache, int layer) {
+  AttentionArgs args{};
+  cache.locate(layer, item.head, &args);
+  args.last = g.position(item.sequence, item.end - 1);
+  args.blocks = g.in.block_tables + static_cast<int64_t>(item.sequence) * g.in.block_table_width;
+  args.tile_begin = item.first_tile;
+  args.tile_end = item.end_tile;
+  return args;
+}
+
+// `next`: what this thread computes after it, or nullptr.
+void attend_item(const Geometry& g, const Item& item, const Item* next, const KvCache& cache, int layer, Sums* sums) {
   thread_local Queries queries;
   load_queries(g, item, cache.type(), &queries);
   sums->reset(item.end - item.begin, g.config.head_dim_padded());
-  AttentionArgs args{};
-  cache.locate(layer, item.head, &args);
+  AttentionArgs args = place(g, item, cache, layer), after;
+  if (next != nullptr) {
+    after = place(g, *next, cache, layer);
+    args.after = &after;
+  }
   args.q = queries.q.data();
   args.q_codes = queries.q_codes.data();
   args.q_scales = queries.q_scales;
   args.last_key = queries.last_key;
   args.first_key = queries.first_key;
   args.queries = item.end - item.begin;
-  args.blocks = g.in.block_tables + static_cast<int64_t>(item.sequence) * g.in.block_table_width;
-  args.tile_begin = item.first_tile;
-  args.tile_end = item.end_tile;
   args.max = sums->max;
   args.sum = sums->sum;
   args.acc = sums->acc.data();
@@ -172,12 +184,32 @@ void attend_split(const Geometry& g, const std::vector<Item>& items, const KvCac
       }
     }
     starts.push_back(static_cast<int>(tiles.size()));
-    pool.run(static_cast<int>(tiles.size()), [&](int i) { attend_item(g, tiles[i], cache, layer, &partial[i]); });
+    pool.run(static_cast<int>(tiles.size()), [&](int i) { attend_item(g, tiles[i], nullptr, cache, layer, &partial[i]); });
     for (int n = 0; n < count; n++) {
       for (int t = starts[n]; t < starts[n + 1]; t++) merge(g, items[n].end - items[n].begin, &totals[n], partial[t]);
     }
   }
   for (int n = 0; n < count; n++) store_results(g, items[n], totals[n], attended);
+}
+
+constexpr int kFewQueries = 12;  // an item with no more waits for memory
+constexpr int kTasks = 4;        // per thread, of such items: with more, too few know what comes next; with fewer, threads wait
+
+// Where tasks begin, and the end. Items that wait for memory share tasks, since a thread fetches the keys of what it computes next.
+std::vector<int> task_starts(const std::vector<Item>& items, int num_threads) {
+  const auto tiles_of = [](const Item& item) { return item.end - item.begin > kFewQueries ? 0 : item.end_tile - item.first_tile; };
+  int64_t total = 0, tiles = 0;
+  for (const Item& item : items) total += tiles_of(item);
+  std::vector<int> starts{0};
+  for (size_t i = 0; i < items.size(); i++) {
+    const int own = tiles_of(items[i]);
+    tiles += own;
+    if (own == 0 || i + 1 == items.size() || tiles_of(items[i + 1]) == 0 || tiles * kTasks * num_threads >= total) {
+      starts.push_back(static_cast<int>(i + 1));
+      tiles = 0;
+    }
+  }
+  return starts;
 }
 
 }  // namespace
@@ -193,10 +225,13 @@ void Stepper::attend(const StepInput& in, int layer) {
     attend_split(g, items, cache_, layer, attended_.data());
     return;
   }
-  pool.run(static_cast<int>(items.size()), [&](int i) {
+  const std::vector<int> starts = task_starts(items, pool.num_threads());
+  pool.run(static_cast<int>(starts.size()) - 1, [&](int task) {
     thread_local Sums sums;
-    attend_item(g, items[i], cache_, layer, &sums);
-    store_results(g, items[i], sums, attended_.data());
+    for (int i = starts[task]; i < starts[task + 1]; i++) {
+      attend_item(g, items[i], i + 1 < starts[task + 1] ? &items[i + 1] : nullptr, cache_, layer, &sums);
+      store_results(g, items[i], sums, attended_.data());
+    }
   });
 }
 

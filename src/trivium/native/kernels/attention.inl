@@ -8,7 +8,7 @@
 // (quantize_query), and so are a tile's weights, after each took over the scale of its value.
 //
 // Decoding reads each cache line once, from far away. So a tile's values are fetched while its keys are multiplied, and the next
-// tile's keys while its values are summed.
+// tile's keys, or those of the head that comes next, while its values are summed.
 
 template <typename T>
 constexpr bool kCodes = static_cast<T>(-1) < static_cast<T>(0) && sizeof(T) < 4;  // int8_t and int16_t, not floats
@@ -319,20 +319,22 @@ template <typename T>
 struct TilePlace {
   int first_key, subtiles;
   const T *k[kTile / kSubtile], *v[kTile / kSubtile];
-  const T* next[kTile / kSubtile];  // the next tile's keys, its last subtile standing in for those it lacks
+  const T* next[kTile / kSubtile];  // the keys to come, the last of these subtiles standing in for those that lack
   bool has_next;
 
-  TilePlace(const AttentionArgs& a, int tile, int last) : first_key(tile * kTile) {
-    const int keys = last + 1 - first_key < kTile ? last + 1 - first_key : kTile, next_key = first_key + kTile;
+  TilePlace(const AttentionArgs& a, int tile) : first_key(tile * kTile) {
+    const int keys = a.last + 1 - first_key < kTile ? a.last + 1 - first_key : kTile, next_key = first_key + kTile;
     subtiles = (keys + kSubtile - 1) / kSubtile;
     for (int s = 0; s < subtiles; s++) {
       k[s] = subtile<T>(a, a.k_offset, first_key + s * kSubtile);
       v[s] = subtile<T>(a, a.v_offset, first_key + s * kSubtile);
     }
-    has_next = tile + 1 < a.tile_end && next_key <= last;
+    const bool inside = tile + 1 < a.tile_end && next_key <= a.last;
+    const AttentionArgs* from = inside ? &a : a.after;
+    has_next = from != nullptr;
     for (int s = 0; has_next && s < kTile / kSubtile; s++) {
-      const int key = next_key + s * kSubtile;
-      next[s] = subtile<T>(a, a.k_offset, key < last ? key : last);
+      const int key = (inside ? next_key : from->tile_begin * kTile) + s * kSubtile;
+      next[s] = subtile<T>(*from, from->k_offset, key < from->last ? key : from->last);
       if (kCodes<T>) __builtin_prefetch(next[s] + kSubtile * a.head_dim_padded);  // the scales
     }
   }
@@ -369,9 +371,7 @@ void attend_tile(const AttentionArgs& a, TileState& t, const TilePlace<T>& place
 template <typename T>
 void attention(const AttentionArgs& a) {
   TileState t;
-  int last = 0;
-  for (int r = 0; r < a.queries; r++) last = a.last_key[r] > last ? a.last_key[r] : last;
-  for (int tile = a.tile_begin; tile < a.tile_end; tile++) attend_tile<kAttentionRows>(a, t, TilePlace<T>(a, tile, last), 0);
+  for (int tile = a.tile_begin; tile < a.tile_end; tile++) attend_tile<kAttentionRows>(a, t, TilePlace<T>(a, tile), 0);
 }
 
 // 2^(a - b) and 2^(c - b) with b = max(a, c), which is returned.

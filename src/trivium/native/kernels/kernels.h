@@ -75,6 +75,7 @@ struct AttentionArgs {
   const int16_t* q_codes;        // [queries, head_dim_padded]
   const float* q_scales;         // [queries]
   const int32_t* last_key;       // per row: the last key position it may see
+  int last;                      // the greatest of them
   const int32_t* first_key;      // per row: the first (sliding window)
   int queries;
   int head_dim_padded;           // multiple of 16
@@ -87,6 +88,7 @@ struct AttentionArgs {
   int64_t subtile_bytes;         // 16 keys, or values, of a head
   int tile_begin;
   int tile_end;
+  const AttentionArgs* after;    // what the thread computes next, where its keys are: the first are fetched. Or nullptr
   float* max;                    // [queries]
   float* sum;                    // [queries]
   float* acc;                    // [queries, head_dim_padded]
