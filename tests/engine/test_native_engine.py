@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from fake_native import FakeModel, continuation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trivium.engine import EmbeddingSpan, GuidedOptions
+from trivium.engine import EmbeddingSpan, GenerationRequest, GuidedOptions
 from trivium.engine.sampler_factory import sample_seed
 from trivium.errors import ConfigError, EngineDeadError, PromptTooLongError, QueueFullError, RequestError
+from trivium.models.tokenizer import Tokenizer
 
 
 def prompts(count, length=20):
@@ -230,7 +232,38 @@ def test_bad_words_are_forbidden_with_and_without_a_space():
         text = bytes(expected("hello")).decode()
         (answer,) = ask(engine, request("a", bad_words=(text[0], text[0])))
         assert text[0] not in answer.text
-        assert engine._samplers.resolve(request("b", bad_words=(" no",)).sampling)["bad_words"] == [[110, 111], [32, 110, 111]]
+        resolved = engine._samplers.resolve(request("b", bad_words=(" no",)).sampling)
+        assert resolved.arguments["bad_words"] == [[110, 111], [32, 110, 111]]
+
+
+def test_requests_with_one_sampling_object_share_what_follows_from_it(monkeypatch):
+    encoded = []
+    encode = Tokenizer.encode
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text: encoded.append(text) or encode(self, text))
+    with make_engine() as engine:
+        first = request("0", bad_words=("zz", "yy"), stop=("xx",))
+        requests = [first, *(GenerationRequest(str(i), first.prompt_token_ids, first.sampling) for i in range(1, 20))]
+        for one in requests:
+            engine.validate(one)
+        for answer in ask(engine, *requests):
+            assert answer.token_ids == expected("hello")
+        assert encoded == ["zz", " zz", "yy", " yy"]
+        actives = [engine._prepare(one, Door()) for one in requests]
+        assert len({id(active.sampler_arguments) for active in actives}) == 1
+        assert len({id(active.stop_rule) for active in actives}) == 1
+        assert len({id(active.stop_patterns) for active in actives}) == 1
+        other = request("other", bad_words=("ww",))
+        assert engine._prepare(other, Door()).sampler_arguments["bad_words"] == [[119, 119], [32, 119, 119]]
+
+
+def test_each_thread_has_its_own_last_sampling_object():
+    with make_engine() as engine, ThreadPoolExecutor(8) as pool:
+
+        def check(letter):
+            one = request(letter, bad_words=(letter,))
+            return all(engine._samplers.resolve(one.sampling).arguments["bad_words"][0] == [ord(letter)] for _ in range(100))
+
+        assert all(pool.map(check, "abcdefgh" * 4))
 
 
 def test_output_ends_with_the_context():

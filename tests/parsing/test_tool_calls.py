@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from trivium.errors import ConfigError
 from trivium.parsing import MissingTokenError, ToolCallDelta, UnknownParserError, get_tool_parser, tool_parsers
-from trivium.parsing.json_text import json_depth, read_object
+from trivium.parsing.json_text import JsonState, read_object
 
 BEGIN, SEP, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 ALL_BEGIN, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -245,8 +246,47 @@ def test_read_object_gives_each_members_own_text() -> None:
             read_object(text)
 
 
+def json_depth(text: str) -> tuple[int, bool]:
+    state = JsonState()
+    state.advance(text, len(text))
+    return state.depth, state.in_string
+
+
 def test_json_depth() -> None:
     assert json_depth('{"a": [') == (2, False)
     assert json_depth('{"a": "}') == (1, True)
     assert json_depth(r'{"a": "\"}') == (1, True)
     assert json_depth('{"a": "}"}') == (0, False)
+
+
+@given(st.text('"\\{}[]a\n'), st.lists(st.integers(0, 50)))
+def test_json_depth_does_not_depend_on_the_cuts(text: str, ends: list[int]) -> None:
+    depth, in_string = 0, False
+    for mark in re.findall(r'"(?:[^"\\]|\\.)*"|["{}\[\]]', text, re.DOTALL):
+        if mark == '"':
+            in_string = True
+            break
+        if len(mark) == 1:
+            depth += 1 if mark in "{[" else -1
+    state = JsonState()
+    for end in sorted(min(end, len(text)) for end in ends):
+        state.advance(text, end)
+    state.advance(text, len(text))
+    assert (state.depth, state.in_string) == (depth, in_string) == json_depth(text)
+
+
+def test_an_open_string_of_escapes_is_read_once() -> None:
+    assert json_depth('{"' + '\\"' * 200_000) == (1, True)  # begun anew at each quote, this would take hours
+
+
+@pytest.mark.parametrize(("name", "opener", "closer"), [("hermes", "<tool_call>", "</tool_call>"), ("llama3-json", "", "}")])
+def test_closers_in_a_string_cost_no_decoding(name: str, opener: str, closer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = parser(name)
+    bodies: list[str] = []
+    decode = type(one).decode
+    monkeypatch.setattr(type(one), "decode", lambda self, body: bodies.append(body) or decode(self, body))
+    arguments = json.dumps({"a": closer * 500})
+    text = f'{opener}{{"name": "f", "arguments": {arguments}}}{closer if opener else ""}'
+    content, (call,) = one.parse(text)
+    assert (content, call.arguments) == ("", arguments)
+    assert len(bodies) == 1

@@ -160,18 +160,20 @@ class Dispatcher:
         """Exchanges whose requests have not all ended."""
         return self._num_open
 
-    async def submit(self, make: MakeRequests) -> Generation:
+    async def submit(self, make: MakeRequests, generation: Generation | None = None) -> Generation:
         """Run `make` (render, tokenize, validate) and the submission on a worker thread.
 
-        Raises what `make` raises, RequestError, QueueFullError, EngineDeadError. If the caller is cancelled meanwhile, the
-        requests are aborted.
+        A caller that may want to close the generation before it is submitted gives one. Raises what `make` raises,
+        RequestError, QueueFullError, EngineDeadError, and ClientGoneError if it was closed before the engine had its requests.
+        If the caller is cancelled meanwhile, the requests are aborted.
         """
-        generation = Generation(self)
+        generation = generation or Generation(self)
         self._opened()
         context = contextvars.copy_context()  # the request's id, for what is logged there
         job = self.loop.run_in_executor(None, context.run, self._submit, generation, make)
         try:
-            await asyncio.shield(job)
+            if not await asyncio.shield(job):
+                raise ClientGoneError
         except asyncio.CancelledError:
             generation.close()
             job.add_done_callback(lambda job: self._cancelled(generation, job))
@@ -205,6 +207,8 @@ class Dispatcher:
 
     def _submit(self, generation: Generation, make: MakeRequests) -> bool:
         """On a worker thread: whether the engine has the requests."""
+        if generation.closed:  # while it waited for the thread
+            return False
         requests = tuple(make())
         if generation.closed:
             return False

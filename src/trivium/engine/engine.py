@@ -84,6 +84,11 @@ class Engine(ABC):
         """Whether it takes requests: not after `shutdown`, nor in a forked child."""
         return True
 
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether this is called on the thread that runs the steps: it must not wait for requests to end."""
+        return False
+
     @abstractmethod
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix that no running request uses."""

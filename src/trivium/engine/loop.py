@@ -87,8 +87,13 @@ class EngineLoop:
 
     def join(self) -> None:
         """Wait until the thread has ended; not on the thread itself, where a sink may have asked for the shutdown."""
-        if threading.current_thread() is not self._thread:
+        if not self.is_own_thread:
             self._thread.join(_JOIN_SECONDS)
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether this is called on the thread itself, which must not wait for what only it can do."""
+        return threading.current_thread() is self._thread
 
     def _run(self) -> None:
         try:

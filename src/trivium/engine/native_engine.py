@@ -20,8 +20,6 @@ from trivium.engine.sampler_factory import SamplerFactory, sample_seed
 from trivium.engine.sampling import GuidedOptions
 from trivium.engine.scheduler import Proposer, Scheduler
 from trivium.engine.step_batch import StepBatch
-from trivium.engine.stop_strings import StopPatterns
-from trivium.engine.stopping import StopRule
 from trivium.engine.thought import Thought
 from trivium.engine.validation import RequestValidator
 from trivium.errors import ConfigError, EngineError
@@ -115,6 +113,10 @@ class NativeEngine(Engine):
     def is_alive(self) -> bool:
         return self._loop.inbox.is_open
 
+    @property
+    def is_own_thread(self) -> bool:
+        return self._loop.is_own_thread
+
     def validate(self, request: GenerationRequest) -> None:
         self._validator.check(request)
         self._samplers.resolve(request.sampling)
@@ -145,12 +147,13 @@ class NativeEngine(Engine):
         """Everything about a request that can be worked out, and go wrong, on the caller's thread."""
         self._validator.check(request)
         sampling = request.sampling
+        resolved = self._samplers.resolve(sampling)
         active = ActiveRequest(
             request,
             sink,
-            sampler_arguments=self._samplers.resolve(sampling),
-            stop_rule=StopRule(sampling, self.model_info.eos_token_ids),
-            stop_patterns=StopPatterns(sampling.stop) if sampling.stop else None,
+            sampler_arguments=resolved.arguments,
+            stop_rule=resolved.stop_rule,
+            stop_patterns=resolved.stop_patterns,
             unfinished=request.n,
         )
         matcher = None if sampling.guided is None else self._compile_guided(sampling.guided)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trivium.engine.sampling import SamplingOptions
+from trivium.engine.stop_strings import StopPatterns
+from trivium.engine.stopping import StopRule
 from trivium.errors import RequestError
 
 if TYPE_CHECKING:
     from trivium._native import Sampler
     from trivium.models.tokenizer import Tokenizer
 
-__all__ = ["SamplerFactory", "sample_seed"]
+__all__ = ["ResolvedSampling", "SamplerFactory", "sample_seed"]
 
 
 _MAX_WINDOW = 2**31 - 1  # tokens; no text is longer
@@ -32,6 +36,16 @@ def sample_seed(seed: int, index: int) -> int:
     return int.from_bytes(digest, "little")
 
 
+@dataclass(frozen=True, slots=True)
+class ResolvedSampling:
+    """What all requests with the same `SamplingOptions` object share. `arguments` are the sampler's."""
+
+    sampling: SamplingOptions
+    arguments: dict[str, Any]
+    stop_rule: StopRule
+    stop_patterns: StopPatterns | None
+
+
 class SamplerFactory:
     """Makes samplers for one model. `sampler_type` is `trivium._native.Sampler`, or a stand-in with the same arguments."""
 
@@ -42,9 +56,25 @@ class SamplerFactory:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
+        self._last = threading.local()
 
-    def resolve(self, sampling: SamplingOptions) -> dict[str, Any]:
-        """The sampler's arguments that all samples of a request share. RequestError if no sampler can be made of them."""
+    def resolve(self, sampling: SamplingOptions) -> ResolvedSampling:
+        """What follows from sampling options. RequestError if no sampler can be made of them. Called from any thread.
+
+        Hundreds of prompts may share one object with hundreds of bad words to encode, and each is validated and then submitted,
+        on one thread. So each thread remembers its last result.
+        """
+        last: ResolvedSampling | None = getattr(self._last, "resolved", None)
+        if last is None or last.sampling is not sampling:
+            last = self._last.resolved = ResolvedSampling(
+                sampling,
+                self._checked_arguments(sampling),
+                StopRule(sampling, self._eos_token_ids),
+                StopPatterns(sampling.stop) if sampling.stop else None,
+            )
+        return last
+
+    def _checked_arguments(self, sampling: SamplingOptions) -> dict[str, Any]:
         arguments = self._arguments(sampling)
         try:
             self.make(arguments, [], 0)

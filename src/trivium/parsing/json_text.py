@@ -6,10 +6,11 @@ import json
 import re
 from typing import Any, NoReturn
 
-__all__ = ["json_depth", "read_object"]
+__all__ = ["JsonState", "read_object"]
 
 _BLANK = re.compile(r"[ \t\n\r]*")
-_MARKS = re.compile(r'"(?:[^"\\]|\\.)*"|["{}\[\]]', re.DOTALL)
+_MARK = re.compile(r'["{}\[\]]')
+_STRING = re.compile(r'(?:[^"\\]+|\\.)*', re.DOTALL)  # up to the closing quote, to a cut escape, or to the end
 
 
 def read_object(text: str, start: int = 0) -> tuple[dict[str, tuple[Any, str]], int]:
@@ -34,15 +35,35 @@ def read_object(text: str, start: int = 0) -> tuple[dict[str, tuple[Any, str]], 
         at = _expect(text, at, ",")
 
 
-def json_depth(text: str) -> tuple[int, bool]:
-    """How many brackets are open at the end of `text`, and whether a string is."""
-    depth = 0
-    for mark in _MARKS.findall(text):
-        if mark == '"':
-            return depth, True
-        if len(mark) == 1:
-            depth += 1 if mark in "{[" else -1
-    return depth, False
+class JsonState:
+    """Where the beginning of a JSON text ends: `depth` brackets are open, and perhaps a string. Each character is read once."""
+
+    __slots__ = ("_at", "depth", "in_string")
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.in_string = False
+        self._at = 0  # what comes before is read
+
+    def advance(self, text: str, end: int) -> None:
+        """Read on to `end`; `text` begins with all that has been read."""
+        while True:
+            if self.in_string:
+                string = _STRING.match(text, self._at, end)
+                self._at = self._at if string is None else string.end()
+                if self._at == end or text[self._at] != '"':
+                    return
+                self._at += 1
+                self.in_string = False
+            mark = _MARK.search(text, self._at, end)
+            if mark is None:
+                self._at = end
+                return
+            self._at = mark.end()
+            if mark.group() == '"':
+                self.in_string = True
+            else:
+                self.depth += 1 if mark.group() in "{[" else -1
 
 
 def _skip(text: str, at: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from trivium.parsing.json_text import json_depth, read_object
+from trivium.parsing.json_text import JsonState, read_object
 from trivium.parsing.registry import ParserRegistry, ParserTokenizer, require_tokens
 from trivium.parsing.tags import partial_tag
 
@@ -49,6 +49,7 @@ class ToolParser(ABC):
     closer: ClassVar[str]
     fillers: ClassVar[tuple[str, ...]] = ()  # marks around calls that mean nothing by themselves
     leading_only: ClassVar[bool] = False  # calls count only as long as no other text came
+    only_json: ClassVar[bool] = False  # a body in which a string or a bracket is open is no call
     required_tokens: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, tokenizer: ParserTokenizer) -> None:
@@ -70,9 +71,9 @@ class ToolParser(ABC):
         """Whether a call can begin like this."""
         return body.lstrip()[:1] in ("", "{")
 
-    def may_go_on(self, body: str) -> bool:
-        """Whether the closer after `body` may be part of the call: it then stands in a JSON string."""
-        return json_depth(body)[1]
+    def may_go_on(self, state: JsonState) -> bool:
+        """Whether the closer after a body that ends like this may be part of the call: it then stands in a JSON string."""
+        return state.in_string
 
     def parse(self, text: str) -> tuple[str, list[ToolCall]]:
         """Content without the calls, and the calls, of a whole text.
@@ -98,6 +99,7 @@ class ToolStream:
         self._held = ""  # white space and fillers: dropped if a call follows
         self._in_call = False
         self._tried = 0  # closers before this position of the body do not end the call
+        self._state = JsonState()  # of the body
         self._num_calls = 0
         self._has_text = False
         self._content: list[str] = []
@@ -132,7 +134,7 @@ class ToolStream:
             return False
         if self._pending.startswith(parser.opener) and not (parser.leading_only and self._has_text):
             self._pending = self._pending[len(parser.opener) :]
-            self._in_call, self._tried = True, 0
+            self._in_call, self._tried, self._state = True, 0, JsonState()
             return True
         if not final and any(len(tag) > len(self._pending) and tag.startswith(self._pending) for tag in parser.tags):
             return False
@@ -146,10 +148,13 @@ class ToolStream:
         if not parser.may_begin(body):
             return self._reject()
         while (end := body.find(parser.closer, self._tried)) >= 0:
-            call = parser.decode(body[:end])
+            self._state.advance(body, end)
+            may_go_on = parser.may_go_on(self._state)
+            # A string may hold thousands of closers: decoding up to each of them would take quadratic time.
+            call = None if may_go_on and parser.only_json else parser.decode(body[:end])
             if call is not None:
                 return self._report(call, end + len(parser.closer))
-            if not parser.may_go_on(body[:end]):
+            if not may_go_on:
                 return self._reject()
             self._tried = end + len(parser.closer)
         if not final:
@@ -240,6 +245,7 @@ class TaggedJsonParser(ToolParser):
 
     opener = "<tool_call>"
     closer = "</tool_call>"
+    only_json = True
 
     def decode(self, body: str) -> tuple[str, str] | None:
         return _decode_object(body)
@@ -279,13 +285,13 @@ class Llama3JsonParser(ToolParser):
     closer = "}"
     fillers = ("<|python_tag|>", ";")
     leading_only = True
+    only_json = True
 
     def may_begin(self, body: str) -> bool:
         return body.lstrip()[:1] in ("", '"')
 
-    def may_go_on(self, body: str) -> bool:
-        depth, in_string = json_depth(body)
-        return depth > 0 or in_string
+    def may_go_on(self, state: JsonState) -> bool:
+        return state.depth > 0 or state.in_string
 
     def decode(self, body: str) -> tuple[str, str] | None:
         return _decode_object(self.opener + body + self.closer)

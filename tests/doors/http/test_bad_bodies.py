@@ -137,6 +137,17 @@ def test_the_last_of_duplicate_keys_counts(server):
     assert answer.status == 400
 
 
+@pytest.mark.parametrize("path", ["/infer", "/v1/chat/completions", "/v1/messages"])
+def test_a_body_of_too_many_arrays_and_objects_is_refused_unread(server, path, monkeypatch):
+    monkeypatch.setattr(bodies, "MAX_JSON_CONTAINERS", 100)
+    inner = b"[" + b"{},[]," * 49 + b"1]"
+    assert "the body may hold" not in ask_json(server, path, b'{"x": ' + inner + b"}").body.decode()
+    monkeypatch.setattr(bodies.orjson, "loads", lambda data: 1 / 0)
+    answer = ask_json(server, path, b'{"x": [' + inner + b"]}")
+    assert answer.status == bad_status(path)
+    assert error_of(path, answer) == "the body may hold [ and { at most 100 times, got 101"
+
+
 @pytest.mark.parametrize("path", [*REQUESTS, "/tokenize"])
 def test_a_body_of_fifty_megabytes_is_refused(server, path):
     with Client(server.port) as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trivium.doors.http.anthropic import request as anthropic
+from trivium.doors.http.asking import _UnknownFields
 from trivium.doors.http.openai.fields import is_one_of
 from trivium.doors.http.responses import request as responses
 from trivium.errors import RequestError
@@ -51,6 +52,13 @@ def test_what_asks_for_something_is_refused(api, fields, hint):
 def test_what_asks_for_nothing_is_ignored_like_an_unknown_field(api):
     neutral = {"n": 1, "best_of": 1, "echo": False, "logit_bias": {}, "response_format": {"type": "text"}, "functions": []}
     assert set(read(api, **neutral, seed=None, colour=1).unknown) == {*neutral, "colour"}
+
+
+def test_little_of_an_unknown_fields_name_is_remembered(caplog):
+    unknown = _UnknownFields(None)
+    unknown.note("/v1/messages", ["x" * 80 + end for end in "ab"])
+    assert caplog.messages == [f"unknown field '{'x' * 80}' of /v1/messages: ignored"]
+    assert unknown._logged == {("/v1/messages", "x" * 80)}
 
 
 def test_true_and_false_are_no_numbers():

@@ -5,6 +5,8 @@ import contextlib
 import json
 import logging
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -302,6 +304,53 @@ def test_a_client_that_goes_away_is_499(lines, stream):
     page = metrics.render()[0].decode()
     assert 'trivium:http_requests_total{method="POST",route="/infer",status="499"} 1.0' in page
     assert 'trivium:requests_rejected_total{model_name="fake",reason="disconnected"} 0.0' in page
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_nothing_is_done_for_a_client_that_is_gone_before_its_request_is_submitted(lines, begun):
+    """`begun`: its request is being read; else it waits for a worker thread."""
+    configure_logging("json")
+    metrics = Metrics()
+    blocked, go_on, made = threading.Event(), threading.Event(), []
+
+    def block():
+        blocked.set()
+        assert go_on.wait(30)
+
+    def make():
+        made.append(1)
+        if begun:
+            block()
+        return [request("a")]
+
+    async def endpoint(http_request):
+        generation = await door_of(http_request).generate(http_request, make)
+        raise AssertionError(generation)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        if not begun:
+            loop.run_in_executor(None, block)
+        exchange = Exchange("/infer")
+        task = asyncio.create_task(exchange.run(application(engine, metrics, infer=endpoint)))
+        while not blocked.is_set():
+            await asyncio.sleep(0.001)
+        exchange.gone.set()
+        for _ in range(10):  # turns of the loop in which it is told
+            await asyncio.sleep(0)
+        go_on.set()
+        await task
+
+    with make_engine() as engine:
+        metrics.attach(engine)
+        asyncio.run(main())
+        assert len(made) == begun
+        assert not engine.stats().finished
+    (entry,) = map(json.loads, lines())
+    assert entry["status"] == 499
+    page = metrics.render()[0].decode()
+    assert 'trivium:requests_rejected_total{model_name="fake",reason="disconnected"} 1.0' in page
 
 
 def test_an_exception_above_the_errors_is_500(lines):

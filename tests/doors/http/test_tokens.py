@@ -160,10 +160,14 @@ def test_long_texts_are_refused_before_any_work(server, monkeypatch, path, field
 
 def test_long_conversations_and_lists_of_ids_are_refused(server, monkeypatch):
     monkeypatch.setattr(tokens, "MAX_PROMPT_CHARS", 1000)
+    monkeypatch.setattr(tokens, "MAX_DETOKENIZED", 1000)
     monkeypatch.setattr(openai_messages, "MAX_PROMPT_CHARS", 1000)
     messages = [{"role": "user", "content": "a" * 600}] * 2
     assert "1000 characters" in refused(server, "/tokenize", {"messages": messages}, "messages")
-    assert "1001" in refused(server, "/detokenize", {"tokens": [1] * 1001}, "tokens")
+    tools = [{"type": "function", "function": {"name": "f" * 600}}] * 2
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": tools}
+    assert "at most 1000 characters once rendered, got 12" in refused(server, "/tokenize", body, "messages")
+    assert "at most 1000 entries, got 1001" in refused(server, "/detokenize", {"tokens": [1] * 1001}, "tokens")
 
 
 def test_unknown_fields_are_logged_once(server, caplog):
@@ -171,6 +175,13 @@ def test_unknown_fields_are_logged_once(server, caplog):
         for _ in range(2):
             post(server, "/tokenize", {"prompt": "a", "fancy_new_field": 1})
     assert [record.getMessage() for record in caplog.records] == ["unknown field 'fancy_new_field' of /tokenize: ignored"]
+
+
+def test_little_of_an_unknown_fields_name_is_remembered(server, caplog):
+    with caplog.at_level(logging.WARNING, logger="trivium.http"):
+        for end in "ab":
+            post(server, "/tokenize", {"prompt": "a", "x" * 80 + end: 1})
+    assert [record.getMessage() for record in caplog.records] == [f"unknown field '{'x' * 80}' of /tokenize: ignored"]
 
 
 def test_a_model_without_a_template_cannot_render():

@@ -25,6 +25,7 @@ __all__ = ["ask", "read_chat"]
 log = logging.getLogger("trivium.http")
 
 _MAX_NAMES = 1000  # of unknown fields that are remembered: they are the clients'
+_SHOWN_CHARS = 80  # of such a name
 
 Body = TypeVar("Body", bound=Translation)
 
@@ -70,6 +71,7 @@ class _UnknownFields:
 
     def note(self, path: str, names: Sequence[str]) -> None:
         for name in names:
-            if (path, name) not in self._logged and len(self._logged) < _MAX_NAMES:
-                self._logged.add((path, name))
-                log.warning("unknown field %.80r of %s: ignored", name, path)
+            shown = name[:_SHOWN_CHARS]
+            if (path, shown) not in self._logged and len(self._logged) < _MAX_NAMES:
+                self._logged.add((path, shown))
+                log.warning("unknown field %r of %s: ignored", shown, path)

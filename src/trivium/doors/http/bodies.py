@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from trivium.doors.http.errors import ClientGoneError, HttpError
-from trivium.doors.http.limits import BODY_SECONDS, MAX_JSON_DEPTH
+from trivium.doors.http.limits import BODY_SECONDS, MAX_JSON_CONTAINERS, MAX_JSON_DEPTH
 
 __all__ = ["JsonResponse", "dump", "read_json"]
 
@@ -36,7 +36,7 @@ async def read_json(request: Request, max_bytes: int, *, bad_status: int = 400) 
     """The body as a JSON object.
 
     Raises `HttpError`: 413 for too many bytes, 408 if it does not arrive in time, `bad_status` for what is no JSON object (also
-    NaN, lone surrogates, wrong UTF-8, too much nesting). Raises `ClientGoneError`.
+    NaN, lone surrogates, wrong UTF-8, too much nesting, too many brackets). Raises `ClientGoneError`.
     """
     try:
         data = await asyncio.wait_for(_read(request, max_bytes), BODY_SECONDS)
@@ -65,14 +65,18 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 def _parse(data: bytes, bad_status: int) -> dict[str, Any]:
     if not data.strip():
         raise HttpError(bad_status, "the body is empty; it must be a JSON object")
+    # Counting brackets is quick and errs on the safe side, for those in strings count, too.
+    brackets = data.count(b"[") + data.count(b"{")
+    if brackets > MAX_JSON_CONTAINERS:
+        raise HttpError(bad_status, f"the body may hold [ and {{ at most {MAX_JSON_CONTAINERS} times, got {brackets}")
     try:
         content = orjson.loads(data)
     except ValueError as error:
         raise HttpError(bad_status, f"the body is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise HttpError(bad_status, f"the body must be a JSON object, got {_kind(content)}")
-    # Counting brackets is quick and errs on the safe side; only suspicious bodies are walked through.
-    if data.count(b"[") + data.count(b"{") > MAX_JSON_DEPTH and _depth(content) > MAX_JSON_DEPTH:
+    # Only suspicious bodies are walked through.
+    if brackets > MAX_JSON_DEPTH and _depth(content) > MAX_JSON_DEPTH:
         raise HttpError(bad_status, f"the body is nested more than {MAX_JSON_DEPTH} levels deep")
     return content
 

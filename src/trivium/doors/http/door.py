@@ -77,13 +77,20 @@ class HttpDoor:
     async def generate(self, request: Request, make: Callable[[], Sequence[GenerationRequest]]) -> Generation:
         """Make and submit engine requests; `make` runs on a worker thread. Close the generation in the end.
 
-        Its `take` raises `ClientGoneError` when the client closes the connection. Raises what `Dispatcher.submit` does.
+        Its `take` raises `ClientGoneError` when the client closes the connection, also before it is submitted: work for nobody
+        is not begun. Raises what `Dispatcher.submit` does.
         """
         self.check_open()
         request.state.generation = None  # from here on the dispatcher counts what becomes of it
-        generation = request.state.generation = await self.dispatcher.submit(make)
+        generation = Generation(self.dispatcher)
         watch = asyncio.get_running_loop().create_task(_watch(request, generation))
         generation.on_close = watch.cancel
+        try:
+            await self.dispatcher.submit(make, generation)
+        except BaseException:
+            generation.close()
+            raise
+        request.state.generation = generation
         return generation
 
 
@@ -92,6 +99,7 @@ async def _watch(request: Request, generation: Generation) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     generation.fail(ClientGoneError())
+    generation.close()
 
 
 def door_of(request: Request) -> HttpDoor:

@@ -7,7 +7,9 @@ __all__ = [
     "HEADER_SECONDS",
     "KEEP_ALIVE_SECONDS",
     "MAX_BAD_WORDS",
+    "MAX_DETOKENIZED",
     "MAX_HEADER_BYTES",
+    "MAX_JSON_CONTAINERS",
     "MAX_JSON_DEPTH",
     "MAX_MESSAGES",
     "MAX_PENDING_DELTAS",
@@ -28,7 +30,9 @@ BODY_SECONDS = 60.0  # from the headers to the end of the body: 408
 KEEP_ALIVE_SECONDS = 180.0  # that a connection may stay open between requests
 MAX_PIPELINED = 8  # requests that a connection may send ahead of their answers
 MAX_JSON_DEPTH = 64
+MAX_JSON_CONTAINERS = 2**20  # arrays and objects of a body: each takes some 100 bytes, however short its text
 MAX_PROMPT_CHARS = 4 * 2**20  # of one prompt, or of a conversation's texts together
+MAX_DETOKENIZED = 2**18  # token ids that are told as text: one of a few bytes may stand for 100 characters
 MAX_MESSAGES = 4096
 MAX_PROMPTS = 512  # of one completion request
 MAX_SAMPLES = 128  # `n`

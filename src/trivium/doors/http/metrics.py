@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from trivium.doors.dispatcher import DispatchObserver
-from trivium.doors.http.errors import HttpError
+from trivium.doors.http.errors import ClientGoneError, HttpError
 from trivium.engine.engine import Engine, EngineStats
 from trivium.engine.outputs import OutputDelta
 from trivium.engine.request import GenerationRequest
@@ -323,6 +323,8 @@ def _reason(error: Exception) -> str:
     """Why the dispatcher refused."""
     if isinstance(error, PromptTooLongError):
         return "prompt_too_long"
+    if isinstance(error, ClientGoneError):
+        return "disconnected"
     if isinstance(error, (HttpError, EngineError)):
         return _reason_of_status(error.status if isinstance(error, HttpError) else error.error_code)
     return "error"

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 from trivium.doors.http.bodies import JsonResponse
 from trivium.doors.http.door import HttpDoor, door_of
-from trivium.doors.http.limits import MAX_PROMPT_CHARS
+from trivium.doors.http.limits import MAX_DETOKENIZED, MAX_PROMPT_CHARS
 from trivium.doors.http.openai.conversation import Conversations
 from trivium.doors.http.openai.exchange import ChatApi
 from trivium.doors.http.openai.fields import Fields, too_many, wrong
@@ -29,6 +29,7 @@ TOKENIZER = "/v1/tokenizer"
 log = logging.getLogger("trivium.http")
 
 _MAX_IGNORED = 1000  # names that are remembered, so that a hostile client cannot fill memory or log
+_SHOWN_CHARS = 80  # of such a name
 _OF_MESSAGES = ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 _REFUSED = ("chat_template", "mm_processor_kwargs", "media_io_kwargs")  # vLLM's, which would change the answer
 
@@ -69,9 +70,10 @@ class _TokenApi:
     def note_unknown(self, path: str, fields: Fields) -> None:
         """Unknown fields are ignored, and logged the first time."""
         for name in fields.unread():
-            if name not in self._ignored and len(self._ignored) < _MAX_IGNORED:
-                self._ignored.add(name)
-                log.warning("unknown field %.80r of %s: ignored", name, path)
+            shown = name[:_SHOWN_CHARS]
+            if shown not in self._ignored and len(self._ignored) < _MAX_IGNORED:
+                self._ignored.add(shown)
+                log.warning("unknown field %r of %s: ignored", shown, path)
 
     def tokenize(self, fields: Fields) -> dict[str, Any]:
         """Also raises `HttpError` 404 for another model."""
@@ -97,8 +99,8 @@ class _TokenApi:
         highest = self._engine.model_info.vocab_size - 1
         if not isinstance(tokens, list):
             raise fields.wrong("tokens", "a list of token ids")
-        if len(tokens) > MAX_PROMPT_CHARS:
-            raise too_many("tokens", MAX_PROMPT_CHARS, len(tokens))
+        if len(tokens) > MAX_DETOKENIZED:
+            raise too_many("tokens", MAX_DETOKENIZED, len(tokens))
         for index, token in enumerate(tokens):
             if type(token) is not int or not 0 <= token <= highest:
                 raise wrong(f"tokens[{index}]", f"an integer from 0 to {highest}", token)
@@ -139,6 +141,13 @@ class _TokenApi:
             add_generation_prompt=generation,
             continue_final=continue_final,
         )
+        if len(rendered.text) > MAX_PROMPT_CHARS:  # what is not in the messages, like tools, has no limit of its own
+            raise RequestError(
+                f"messages and tools must have at most {MAX_PROMPT_CHARS} characters once rendered, got {len(rendered.text)}",
+                field="messages",
+                allowed=f"at most {MAX_PROMPT_CHARS} characters",
+                value=len(rendered.text),
+            )
         return rendered.tokens(self._engine.tokenizer)
 
 

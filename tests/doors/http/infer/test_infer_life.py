@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from http_parts import serving
 from infer_parts import EOS, events_of, read_stream, script_engine, slow_engine, wait_until
+
+from trivium.doors.http.infer.request import InferRequest
+from trivium.doors.http.infer.response import EventWriter, write_events
+from trivium.engine import GenerationRequest, SamplingOptions
+from trivium.engine.outputs import OutputDelta
 
 LONG = {"inputs": "hello", "parameters": {"max_new_tokens": 200}}
 
@@ -49,6 +56,23 @@ def test_characters_of_several_tokens(full: bool) -> None:
     assert last["generated_text"] == "a\u00e9\u4f60!"
     assert last["details"]["finish_reason"] == "eos_token"
     assert last["details"]["generated_tokens"] == 8  # the end token counts
+
+
+@pytest.mark.parametrize(("full", "sizes"), [(False, [3]), (True, [1, 1, 1])])
+def test_waiting_events_are_sent_one_by_one_if_each_holds_all_the_text(full: bool, sizes: list[int]) -> None:
+    """Joined they would take quadratic memory."""
+
+    batches = [[OutputDelta("r", 0, [97], "a") for _ in range(3)], []]
+
+    async def take():
+        return batches.pop(0)
+
+    async def main():
+        request = GenerationRequest("r", [1], SamplingOptions())
+        writer = EventWriter(InferRequest(request, True, False, 0.0), full)
+        return [written.count(b"data:") async for written in write_events(SimpleNamespace(take=take), writer)]
+
+    assert asyncio.run(main()) == sizes
 
 
 @pytest.mark.parametrize(("most", "reason", "text"), [(2, "length", "ab"), (3, "length", "abc"), (4, "eos_token", "abc")])

@@ -217,6 +217,7 @@ def test_a_flood_of_unknown_keys_does_not_fill_the_log(engine, caplog: pytest.Lo
     one.read({"inputs": "a", **{f"key {i}" + "x" * 1000: 1 for i in range(2000)}}, "id", 0.0)
     assert len(caplog.records) == 1000
     assert max(map(len, caplog.messages)) < 150
+    assert max(map(len, one._ignored)) == 80
 
 
 # The rules of sampling

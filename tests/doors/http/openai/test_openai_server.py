@@ -10,6 +10,10 @@ import httpx
 import pytest
 from openai_parts import FakeEngine, RoleTemplate, read_stream, serving
 
+from trivium.doors.http.bodies import JsonResponse
+from trivium.doors.http.openai import routes as openai_routes
+from trivium.doors.http.responses import routes as responses_routes
+
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
@@ -131,6 +135,33 @@ def test_chunks(server):
     ]
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["tool_calls"]
     assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"logprobs": True}),
+        (CHAT, {"prompt_logprobs": 0}),
+        (COMPLETIONS, {"logprobs": 1}),
+        ("/v1/responses", {"include": ["message.output_text.logprobs"]}),
+    ],
+)
+def test_log_probabilities_are_not_written_on_the_loop(server, monkeypatch, path, fields):
+    threads = []
+
+    class Recorded(JsonResponse):
+        def __init__(self, *args):
+            threads.append(threading.current_thread())
+            super().__init__(*args)
+
+    for routes in (openai_routes, responses_routes):
+        monkeypatch.setattr(routes, "JsonResponse", Recorded)
+    body = {"input": "a"} if path == "/v1/responses" else chat_body() if path == CHAT else {"prompt": "a"}
+    ask(server, path, body)
+    ask(server, path, {**body, **fields})
+    without, with_rows = threads
+    assert without.name == "http-server"
+    assert with_rows is not without
 
 
 def test_usage_in_every_chunk(server):

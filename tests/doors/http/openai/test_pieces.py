@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -90,14 +92,13 @@ def test_cuts_do_not_matter(reader, text, cuts, fields, reason):
 
 def test_plain_text(reader):
     asked = reader.read(COMPLETIONS, {"prompt": "a", "n": 2}, "r")
-    pieces = PieceReader(asked).read(
-        [
-            *deltas_of("ab", [1], index=1, reason="length"),
-            OutputDelta("r-0", 0, [195], ""),
-            OutputDelta("r-0", 0, [169], "é"),
-            OutputDelta("r-0", 0, [1], "", finish_reason="stop", stop_reason=1, num_cached_tokens=2),
-        ]
-    )
+    deltas = [
+        *deltas_of("ab", [1], index=1, reason="length"),
+        OutputDelta("r-0", 0, [195], ""),
+        OutputDelta("r-0", 0, [169], "é"),
+        OutputDelta("r-0", 0, [1], "", finish_reason="stop", stop_reason=1, num_cached_tokens=2),
+    ]
+    pieces = list(PieceReader(asked).read(deltas))
     assert [(piece.index, piece.content, piece.token_ids) for piece in pieces] == [
         (1, "a", [97]),
         (1, "b", [98]),
@@ -150,8 +151,26 @@ def test_forced_calls(reader):
 )
 def test_failures(reader, reason, error, kind):
     with pytest.raises(kind) as caught:
-        PieceReader(asked_for(reader)).read(deltas_of("x", [], reason=reason, error=error))
+        list(PieceReader(asked_for(reader)).read(deltas_of("x", [], reason=reason, error=error)))
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("reason", ["timeout", "abort", "error"])
+def test_what_came_before_a_failure_is_streamed(reader, reason):
+    events = []
+    batches = [deltas_of("</think>abc", [9, 10], reason=reason), []]
+
+    async def take():
+        return batches.pop(0)
+
+    async def main():
+        stream = PieceReader(asked_for(reader)).stream(SimpleNamespace(take=take), lambda piece: piece.content.encode())
+        async for event in stream:
+            events.append(event)
+
+    with pytest.raises(EngineError):
+        asyncio.run(main())
+    assert events == [b"ab"]  # the last delta tells the failure
 
 
 def test_echo_waits_for_the_prompts_logprobs(reader):
@@ -164,7 +183,7 @@ def test_echo_waits_for_the_prompts_logprobs(reader):
         OutputDelta("r-0", 1, [100], "d", [one], finish_reason="stop"),
         OutputDelta("r-0", 0, [100], "d", [one], finish_reason="stop"),
     ]
-    pieces = PieceReader(asked).read(deltas)
+    pieces = list(PieceReader(asked).read(deltas))
     assert [(piece.index, piece.content, len(piece.logprobs)) for piece in pieces] == [
         (0, "abc", 1),
         (1, "abcd", 2),

@@ -58,9 +58,8 @@ async def _create(request: Request) -> Response:
 
 async def _events(generation: Generation, reader: PieceReader, writer: MessageWriter) -> AsyncIterator[bytes]:
     try:
-        while deltas := await generation.take():
-            if events := b"".join([writer.add(piece) for piece in reader.read(deltas)]):
-                yield events
+        async for events in reader.stream(generation, writer.add):
+            yield events
     except ClientGoneError:
         raise
     except Exception as error:

@@ -27,6 +27,7 @@ _MAX_NEW_TOKENS = 20
 _TIMEOUT = 600  # seconds
 _LEAST_PRIORITY = 5  # that of the engine's 0
 _MAX_IGNORED = 1000  # names that are remembered, so that a hostile client cannot fill memory or log
+_SHOWN_CHARS = 80  # of such a name
 
 _LARGE_SEED = 2**63  # from here on the log warns: such a seed is no signed 64-bit integer
 _MAX_DRAWN_SEED = 2**32 - 1  # fits every client's integers
@@ -158,9 +159,10 @@ class InferReader:
 
     def _ignore(self, names: Iterable[str]) -> None:
         for name in names:
-            if name not in self._ignored and len(self._ignored) < _MAX_IGNORED:
-                self._ignored.add(name)
-                log.warning("unknown key %.80r of /infer: ignored", name)
+            shown = name[:_SHOWN_CHARS]
+            if shown not in self._ignored and len(self._ignored) < _MAX_IGNORED:
+                self._ignored.add(shown)
+                log.warning("unknown key %r of /infer: ignored", shown)
 
 
 def _wrong_size(field: str, allowed: str, size: int) -> RequestError:

@@ -37,9 +37,13 @@ def text_reply(asked: InferRequest, deltas: Sequence[OutputDelta]) -> dict[str, 
 
 
 async def write_events(generation: Generation, writer: EventWriter) -> AsyncIterator[bytes]:
-    """The events of a stream; those of deltas that came together are sent together."""
+    """The events of a stream; those of deltas that came together are sent together, unless each holds all the text so far."""
     while deltas := await generation.take():
-        yield b"".join([writer.event(delta) for delta in deltas])
+        if writer.full_text:
+            for delta in deltas:
+                yield writer.event(delta)
+        else:
+            yield b"".join([writer.event(delta) for delta in deltas])
 
 
 class EventWriter:
@@ -47,7 +51,7 @@ class EventWriter:
 
     def __init__(self, asked: InferRequest, full_text: bool) -> None:
         self._asked = asked
-        self._full_text = full_text
+        self.full_text = full_text
         self._text = ""
         self._num_tokens = 0
         self._time = asked.handed_over  # of the event before
@@ -67,7 +71,7 @@ class EventWriter:
         self._num_tokens += len(token_ids)
         self._text += delta.text
         if delta.finish_reason is None:
-            text = dump(self._text if self._full_text else delta.text)
+            text = dump(self._text if self.full_text else delta.text)
             return (_FIRST if is_first else _NEXT) % (milliseconds, ids, text)
         details = dump(_details(delta, self._num_tokens)) if self._asked.details else b"null"
         return (_LAST_TIMES[not is_first] % milliseconds) + _LAST % (dump(self._text), details, ids)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from typing import Any
 
 from trivium.doors.http.bodies import dump
@@ -47,17 +46,14 @@ class ChunkWriter(ABC):
         self._usage = Usage(asked) if asked.include_usage or asked.continuous_usage else None
         self._end = b'}],"usage":null}\n\n' if asked.include_usage else b"}]}\n\n"
 
-    def write(self, pieces: Iterable[Piece]) -> bytes:
-        """The events of some pieces, one after the other."""
-        return b"".join([self._event(piece) for piece in pieces])
-
     def last(self) -> bytes:
         """What comes when all choices have ended."""
         if not self._asked.include_usage or self._usage is None:
             return DONE
         return b'%s],"usage":%s}\n\n%s' % (self._begin, dump(self._usage.body()), DONE)
 
-    def _event(self, piece: Piece) -> bytes:
+    def add(self, piece: Piece) -> bytes:
+        """The events of the next piece."""
         if self._usage is not None:
             self._usage.add(piece)
             if self._asked.continuous_usage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +13,7 @@ from trivium.engine.thought import Thought
 from trivium.parsing.tool_calls import ToolCallDelta
 
 if TYPE_CHECKING:
+    from trivium.doors.dispatcher import Generation
     from trivium.doors.http.openai.request import OpenAIRequest
 
 __all__ = ["Piece", "PieceReader", "joined_calls"]
@@ -52,17 +53,33 @@ class PieceReader:
                 choice = _Choice(len(self._choices), asked, prompt, thinking=bool(request.thinking))
                 self._choices[request.request_id, sample] = choice
 
-    def read(self, deltas: Iterable[OutputDelta]) -> list[Piece]:
+    def read(self, deltas: Iterable[OutputDelta]) -> Iterator[Piece]:
         """Pieces in the order of the deltas; a delta without anything to show gives none, the last of a choice always one.
 
-        Raises the `EngineError` that a sample ended with (`errors.failure`).
+        Raises the `EngineError` that a sample ended with (`errors.failure`), once the pieces before it have been taken.
         """
-        pieces = []
         for delta in deltas:
             piece = self._choices[delta.request_id, delta.index].read(delta)
             if piece is not None:
-                pieces.append(piece)
-        return pieces
+                yield piece
+
+    async def stream(self, generation: Generation, write: Callable[[Piece], bytes]) -> AsyncIterator[bytes]:
+        """The answer as events; those of deltas that came together are given together, also before an error is raised.
+
+        Raises what `Generation.take` and `read` raise.
+        """
+        while deltas := await generation.take():
+            events: list[bytes] = []
+            error: Exception | None = None
+            try:
+                for piece in self.read(deltas):
+                    events.append(write(piece))
+            except Exception as failure:
+                error = failure
+            if told := b"".join(events):
+                yield told
+            if error is not None:
+                raise error
 
     @staticmethod
     def joined(pieces: Sequence[Piece]) -> Piece:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,6 +21,7 @@ from trivium.doors.http.openai.pieces import PieceReader
 from trivium.doors.http.openai.request import CHAT, COMPLETIONS, OpenAIRequest
 from trivium.doors.http.openai.response import response_body
 from trivium.doors.http.streaming import EventStream
+from trivium.engine.outputs import OutputDelta
 from trivium.errors import EngineError
 
 __all__ = ["routes"]
@@ -55,15 +57,21 @@ async def _answer(request: Request, kind: str) -> Response:
     if asked.stream:
         return EventStream(generation, _events(asked, generation, api.model))
     with generation:
-        return JsonResponse(response_body(asked, await generation.all(), api.model))
+        deltas = await generation.all()
+        if asked.prompt_logprobs or asked.requests[0].sampling.logprobs is not None:
+            return await asyncio.to_thread(_whole, asked, deltas, api.model)  # the rows of all alternatives take seconds
+        return _whole(asked, deltas, api.model)
+
+
+def _whole(asked: OpenAIRequest, deltas: Sequence[OutputDelta], model: str) -> JsonResponse:
+    return JsonResponse(response_body(asked, deltas, model))
 
 
 async def _events(asked: OpenAIRequest, generation: Generation, model: str) -> AsyncIterator[bytes]:
     reader, writer = PieceReader(asked), chunk_writer(asked, model)
     try:
-        while deltas := await generation.take():
-            if events := writer.write(reader.read(deltas)):
-                yield events
+        async for events in reader.stream(generation, writer.add):
+            yield events
     except ClientGoneError:
         raise
     except Exception as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trivium.doors.http.limits import MAX_MESSAGES, MAX_PROMPT_CHARS, MAX_TOOLS
+from trivium.doors.http.limits import MAX_DETOKENIZED, MAX_MESSAGES, MAX_PROMPT_CHARS, MAX_TOOLS
 from trivium.doors.http.openapi.kinds import Schema, array, boolean, integer, mapping, object_of, record, ref, string
 from trivium.doors.http.openapi.operation import Operation, Payload
 from trivium.doors.http.openapi.sampling import MODEL, TOKEN_ID
@@ -77,7 +77,7 @@ OPERATIONS = (
         "Tokens",
         "The text of tokens.",
         {200: Payload("The text", {"application/json": record({"prompt": string()})})},
-        body=object_of({"model": MODEL, "tokens": array(TOKEN_ID, maxItems=MAX_PROMPT_CHARS)}, "tokens"),
+        body=object_of({"model": MODEL, "tokens": array(TOKEN_ID, maxItems=MAX_DETOKENIZED)}, "tokens"),
         example={"tokens": [1, 2, 3]},
         also=(404,),
     ),

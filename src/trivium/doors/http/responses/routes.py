@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from starlette.requests import Request
@@ -23,6 +24,7 @@ from trivium.doors.http.openai.request import OpenAIRequest
 from trivium.doors.http.responses.answer import ResponseWriter
 from trivium.doors.http.responses.request import ResponsesRequest, read_body
 from trivium.doors.http.streaming import EventStream
+from trivium.engine.outputs import OutputDelta
 from trivium.errors import EngineError
 
 __all__ = ["RESPONSES", "routes"]
@@ -48,8 +50,15 @@ async def _create(request: Request) -> Response:
     if body.stream:
         return EventStream(generation, _events(generation, reader, writer))
     with generation:
-        for piece in reader.read(await generation.all()):
-            writer.add(piece)
+        deltas = await generation.all()
+        if body.logprobs:
+            return await asyncio.to_thread(_whole, reader, writer, deltas)  # the rows of all alternatives take seconds
+        return _whole(reader, writer, deltas)
+
+
+def _whole(reader: PieceReader, writer: ResponseWriter, deltas: Sequence[OutputDelta]) -> JsonResponse:
+    for piece in reader.read(deltas):
+        writer.add(piece)
     return JsonResponse(writer.response)
 
 
@@ -68,9 +77,8 @@ def _writer(body: ResponsesRequest, asked: OpenAIRequest, model: str) -> Respons
 async def _events(generation: Generation, reader: PieceReader, writer: ResponseWriter) -> AsyncIterator[bytes]:
     try:
         yield writer.begin()
-        while deltas := await generation.take():
-            if events := b"".join([writer.add(piece) for piece in reader.read(deltas)]):
-                yield events
+        async for events in reader.stream(generation, writer.add):
+            yield events
     except ClientGoneError:
         raise
     except Exception as error:
