@@ -23,6 +23,7 @@ from engine_parts import make_engine
 from trivium.cli import serve
 from trivium.config import EngineConfig
 from trivium.doors.http.config import ServerConfig
+from trivium.doors.unit.config import UnitConfig
 from trivium.errors import ConfigError
 
 SECONDS = 60  # a slow, busy machine
@@ -308,6 +309,17 @@ def test_few_open_files(small):
         process.wait_for("max_connections: the system allows only 200 open files")
         process.signal(signal.SIGTERM)
         process.end()
+
+
+@pytest.mark.parametrize(("unit", "more"), [(True, 1000), (False, 0)])
+def test_files_for_the_connections_of_both_doors(monkeypatch, unit, more):
+    def allow(count):
+        raise ConfigError(f"{count} files")
+
+    monkeypatch.setattr(serve, "_allow_files", allow)
+    config = EngineConfig(model="none")
+    with pytest.raises(ConfigError, match=f"^{77 + more + serve._OTHER_FILES} files$"):
+        serve._run(config, ServerConfig(port=0, max_connections=77), UnitConfig(unit=unit, unit_port=0))
 
 
 class TestUse:

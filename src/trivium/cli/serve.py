@@ -99,6 +99,7 @@ def _run(config: EngineConfig, server_config: ServerConfig, unit_config: UnitCon
     from trivium.doors.http.server import HttpServer
     from trivium.doors.sockets import close_all
     from trivium.doors.unit.server import UnitServer
+    from trivium.doors.unit.tcp import MAX_CONNECTIONS
 
     engines: list[Engine] = []
     units: list[UnitServer] = []
@@ -124,7 +125,8 @@ def _run(config: EngineConfig, server_config: ServerConfig, unit_config: UnitCon
 
     try:
         server = HttpServer(server_config, load, make_units if unit_config.unit else None)
-        _allow_files(server_config.max_connections + _OTHER_FILES)
+        unit_connections = MAX_CONNECTIONS if unit_config.unit else 0
+        _allow_files(server_config.max_connections + unit_connections + _OTHER_FILES)
         asyncio.run(_serve(server, ready))
     finally:
         close_all(sockets)

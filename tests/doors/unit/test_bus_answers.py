@@ -374,6 +374,44 @@ def test_a_unit_that_never_answers(echo, door, monkeypatch):
         client.assert_silent()
 
 
+def test_commands_that_are_never_answered_keep_little(echo, door):
+    def kept():
+        return door.call(lambda: [(command.action, command.data) for command in remote(door)._peers["echo"]._unanswered])
+
+    with door.client() as client:
+        with door.client() as other:
+            task = echo.set_up(client)
+            for action in ("trigger", "setup"):
+                other.send("t", "echo", action, data={"response_format": "x"})
+                echo.take()
+            assert kept() == [("trigger", "None"), ("setup", {"response_format": "x"})]
+        wait_until(lambda: not kept())  # which are those of a client that has gone
+        client.infer(task.work_id, "x", "a")
+        assert task.asked()
+
+
+def test_the_end_waits_for_answers_that_have_begun(echo, door):
+    def answering():
+        return door.call(door.server._answering)
+
+    with door.client() as client:
+        task = echo.set_up(client)
+        client.infer(task.work_id, "x", "a")
+        url = task.asked()
+        assert not answering()
+        task.part(url, "a", 0, "some")
+        client.receive()
+        assert answering()
+        task.part(url, "a", 1, finish=True)
+        client.receive()
+        assert not answering()
+        client.infer(task.work_id, "x", "b")
+        task.part(task.asked(), "b", 0, "some")
+        client.receive()
+        assert answering()
+    wait_until(lambda: not answering())  # for nobody
+
+
 def test_a_task_that_is_reset(echo, door):
     with door.client() as client:
         task = echo.set_up(client)

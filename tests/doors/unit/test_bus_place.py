@@ -12,7 +12,7 @@ import pytest
 import zmq
 from bus_parts import SPEECH, Caller, remote, unit
 from engine_parts import make_engine
-from unit_parts import serving_unit
+from unit_parts import serving_unit, wait_until
 
 from trivium.doors.unit.config import UnitConfig
 from trivium.doors.unit.remote.address import BusAddress, SocketNames
@@ -209,6 +209,26 @@ def test_a_name_that_another_program_has_taken_stays(folder):
         with serving_unit(engine, unit_bus=folder):
             other.bind(f"ipc://{folder}/rpc.sys")
         assert Path(folder, "rpc.sys").is_socket()
+
+
+def test_the_serial_line_of_the_bus_outlives_its_unplugging(folder):
+    master, slave = os.openpty()
+    with make_engine() as engine, serving_unit(engine, unit_bus=folder, unit_serial=[os.ttyname(slave)]) as door:
+        (line,) = door.server._sys.serial_lines
+        frames = []
+        line.send = lambda frame, **_: frames.append(frame)
+        with Caller(remote(door).url) as caller:
+            url = caller.ask("sql_select", "serial_zmq_url")
+            line.closed = True
+            door.call(lambda: remote(door).expire())
+            line.closed = False
+            assert caller.ask("sql_select", "serial_zmq_url") == url
+            user = caller.socket(zmq.PUSH)
+            user.connect(url)
+            user.send(b'{"request_id":"x","work_id":"echo.9","object":"o","data":"hi","error":{"code":0,"message":""}}')
+            wait_until(lambda: frames)
+    os.close(master)
+    os.close(slave)
 
 
 def test_a_network_must_be_asked_for(monkeypatch, caplog):

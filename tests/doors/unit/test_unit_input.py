@@ -47,7 +47,7 @@ def sender(reader):
 
 
 def is_empty(reader):
-    return not reader._streams and reader._num_kept == 0
+    return not reader._streams and reader.num_kept == 0
 
 
 # Streams
@@ -85,7 +85,7 @@ def test_a_stream_that_does_not_go_on_is_refused_once_and_takes_no_memory(reader
     reader._streams[other.connection, "1"].heard += 30  # it went on
     (late,) = reader.expire(now + QUIET_SECONDS + 1)
     assert (late.connection, late.request_id, late.work_id, late.data) == (sender.connection, "late", "llm.1000", "None")
-    assert reader._num_kept < 3000
+    assert reader.num_kept < 3000
     assert reader.expire(now + QUIET_SECONDS + 2) == []
     assert other.chunk("y", 1, True) == "xy"
     # What still comes of the one that was refused is no stream of its own.
@@ -122,7 +122,7 @@ def test_a_stream_that_is_too_long_has_one_error(reader, sender):
     for index in range(16):
         assert sender.chunk(piece, index) is None
     assert sender.fails("x", 16) is Code.STREAM
-    assert reader._num_kept < 2000
+    assert reader.num_kept < 2000
     assert sender.chunk(piece, 17) is None
     assert sender.chunk("", 18, True) is None
     assert is_empty(reader)
@@ -151,7 +151,7 @@ def test_all_streams_of_a_task_have_a_largest_size(reader):
             except UnitError as error:
                 refused.append((i, index, error.code))
     assert refused == [(7, 1, Code.BUSY), (8, 1, Code.BUSY), (9, 1, Code.BUSY)]
-    assert reader._num_kept <= unit_input.MAX_KEPT_BYTES
+    assert reader.num_kept <= unit_input.MAX_KEPT_BYTES
     assert senders[0].chunk("", 2, True, request_id="0") == "x" * 2**21
     assert senders[9].chunk("y", 0, True, request_id="9") == "y"
     for i in range(200):  # many that are small
@@ -172,7 +172,7 @@ def test_streams_without_text_count_too(reader, sender, monkeypatch):
             codes.append(error.code)
     assert set(codes) == {Code.BUSY}
     assert len(reader._streams) < 21
-    assert reader._num_kept <= 20_000
+    assert reader.num_kept <= 20_000
 
 
 @settings(max_examples=100, deadline=None)
@@ -186,7 +186,7 @@ def test_memory_is_counted_right_whatever_comes(chunks, late):
     for request_id, index, finish, delta in chunks:
         with contextlib.suppress(UnitError):
             sender.chunk(delta, index, finish, request_id)
-    assert reader._num_kept == sum(stream.num_bytes for stream in reader._streams.values())
+    assert reader.num_kept == sum(stream.num_bytes for stream in reader._streams.values())
     if late:
         reader.expire(time.monotonic() + QUIET_SECONDS + 1)
         reader.expire(time.monotonic() + 3 * QUIET_SECONDS)

@@ -391,6 +391,16 @@ def test_setups_under_way_count_and_commands_of_others_do_not_wait(in_house):
     in_house(story)
 
 
+def test_a_task_does_not_keep_what_its_setup_brought(in_house):
+    async def story(house):
+        client = FakeConnection()
+        llm = await house.set_up(client, "llm", anything=[0] * 1000)
+        assert house.llm.tasks[llm].setup.values == {}
+        assert (await house.ask(client, llm, "taskinfo"))["data"]["model"] == "fake"
+
+    in_house(story)
+
+
 def test_a_fault_in_a_setup_is_an_error_reply(in_house, caplog):
     async def story(house):
         client = FakeConnection()

@@ -9,6 +9,7 @@ import resource
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from engine_parts import make_engine
@@ -114,6 +115,55 @@ def test_unfinished_messages_of_all_clients_have_a_limit(door, monkeypatch):
             client.close()
         wait_until(lambda: door.server.num_connections == 1)
         assert door.call(lambda: door.server._tcp._num_pending) == 0
+
+
+def test_who_has_sent_most_of_unfinished_messages_is_cut_off(door, monkeypatch):
+    monkeypatch.setattr(tcp, "MAX_PENDING_BYTES", 2**20)
+    with door.client() as hog, door.client() as good:
+        hog.send_bytes(b'{"a":"' + b"x" * 900_000)
+        wait_until(lambda: door.call(lambda: door.server._tcp._num_pending) >= 900_000)
+        good.send_bytes(b'{"a":"' + b"x" * 200_000)
+        wait_until(lambda: door.server.num_connections == 1)
+        good.send_bytes(b'","request_id":"1","work_id":"sys","action":"ping"}')
+        assert good.receive()["error"]["code"] == 0
+        assert door.call(lambda: door.server._tcp._num_pending) == 0
+
+
+def test_a_client_whose_message_shrinks_is_not_cut_off(door, monkeypatch):
+    with door.client() as first, door.client() as second:
+        for client in (first, second):
+            client.send_bytes(b'{"a":"' + b"x" * 200_000)
+        wait_until(lambda: door.call(lambda: door.server._tcp._num_pending) >= 400_000)
+        monkeypatch.setattr(tcp, "MAX_PENDING_BYTES", 100_000)
+        for client in (first, second):
+            client.send_bytes(b'","request_id":"1","work_id":"sys","action":"ping"}')
+            assert client.receive()["error"]["code"] == 0
+        assert first.ask()["error"]["code"] == second.ask()["error"]["code"] == 0
+
+
+def test_the_bytes_of_who_is_cut_off_count_no_more(monkeypatch):
+    monkeypatch.setattr(tcp, "MAX_PENDING_BYTES", 1000)
+    listener = tcp.TcpListener(None)
+    connections = [tcp.TcpConnection(listener) for _ in range(3)]
+    listener.connections.update(connections)
+    for connection, size in zip(connections, (600, 300, 200), strict=True):
+        connection.receiver = SimpleNamespace(num_pending=size)
+        listener.count_pending(connection)
+    assert [connection.closed for connection in connections] == [True, False, False]
+    assert listener._num_pending == 500
+    for connection in connections:
+        connection.connection_lost(None)
+    assert listener._num_pending == 0
+
+
+def test_an_object_that_is_too_long_is_refused(door):
+    with door.client() as client:
+        task = client.set_up()
+        chunk = {"delta": "x", "index": 0, "finish": False}
+        client.send("a", task, "inference", object="llm.stream" + "x" * 247, data=chunk)
+        assert client.receive()["error"] == {"code": -2, "message": "json format error"}
+        client.send("a", task, "inference", object="llm.stream" + "x" * 246, data=chunk)
+        assert client.ask("e", task, "exit")["request_id"] == "e"
 
 
 def test_unfinished_messages_are_given_up_in_time(door, monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trivium.doors.unit.connection import Connection
@@ -25,6 +25,10 @@ class Command:
     action: str
     object: str = NONE
     data: Any = NONE
+
+    def without_data(self) -> Command:
+        """The same for those who only answer it later: what it brought may be large."""
+        return replace(self, data=NONE)
 
     def reply(self, *, object: str = NONE, data: Any = NONE, work_id: str | None = None) -> None:
         """Answer without an error. `work_id` stands for the command's own when it is another."""

@@ -12,12 +12,12 @@ from trivium.doors.unit.connection import Connection
 from trivium.doors.unit.errors import Code, UnitError
 from trivium.doors.unit.framer import MAX_MESSAGE_BYTES
 
-__all__ = ["InputReader"]
+__all__ = ["CHUNK_BYTES", "MAX_KEPT_BYTES", "QUIET_SECONDS", "STREAM_BYTES", "InputReader", "read_chunk", "too_much"]
 
 QUIET_SECONDS = 60.0  # after which a stream that does not go on is given up
 MAX_KEPT_BYTES = 16 * 2**20  # of memory for the chunks of all clients
 _MAX_CHUNKS = 65536
-_STREAM_BYTES, _CHUNK_BYTES = 1000, 150  # that are kept beside the text
+STREAM_BYTES, CHUNK_BYTES = 1000, 150  # that are kept beside the text
 
 _Key = tuple[Connection, str]  # of a stream: where it comes from, and its request_id
 
@@ -31,7 +31,7 @@ class _Stream:
     refused: bool = False  # it has had its error: what still comes of it is dropped
     texts: dict[int, str] = field(default_factory=dict)
     num_chars: int = 0
-    num_bytes: int = _STREAM_BYTES
+    num_bytes: int = STREAM_BYTES
 
 
 class InputReader:
@@ -44,7 +44,7 @@ class InputReader:
 
     def __init__(self) -> None:
         self._streams: dict[_Key, _Stream] = {}
-        self._num_kept = 0  # bytes of memory
+        self.num_kept = 0  # bytes of memory; with those that the task keeps itself
 
     def read_text(self, command: Command) -> str | None:
         """The whole text, or None while chunks are missing.
@@ -89,7 +89,7 @@ class InputReader:
     def _add_chunk(self, command: Command) -> str | None:
         key = command.connection, command.request_id
         try:
-            delta, index, finish = _chunk(command.data)
+            delta, index, finish = read_chunk(command.data)
         except UnitError:
             self._forget(key)
             raise
@@ -110,46 +110,46 @@ class InputReader:
 
     def _begin(self, key: _Key, command: Command) -> _Stream:
         """Raises `UnitError` BUSY."""
-        if self._num_kept + _STREAM_BYTES > MAX_KEPT_BYTES:
-            raise _too_much()
-        last = Command(command.connection, command.request_id, command.work_id, command.action, command.object)
-        stream = self._streams[key] = _Stream(last)
-        self._num_kept += stream.num_bytes
+        if self.num_kept + STREAM_BYTES > MAX_KEPT_BYTES:
+            raise too_much()
+        stream = self._streams[key] = _Stream(command.without_data())
+        self.num_kept += stream.num_bytes
         return stream
 
     def _add(self, stream: _Stream, delta: str, index: int) -> None:
         """Raises `UnitError`, and drops the rest of the stream: STREAM if it is too long, BUSY if those of all clients are."""
         before = stream.texts.get(index)
-        num_bytes = sys.getsizeof(delta) + (_CHUNK_BYTES if before is None else -sys.getsizeof(before))
+        num_bytes = sys.getsizeof(delta) + (CHUNK_BYTES if before is None else -sys.getsizeof(before))
         stream.num_chars += len(delta) - len(before or "")
         if stream.num_chars > MAX_MESSAGE_BYTES or (before is None and len(stream.texts) == _MAX_CHUNKS):
             self._refuse(stream, stream.heard)
             raise UnitError(Code.STREAM, f"A text has at most {_MAX_CHUNKS} chunks and {MAX_MESSAGE_BYTES} characters.")
-        if self._num_kept + num_bytes > MAX_KEPT_BYTES:
+        if self.num_kept + num_bytes > MAX_KEPT_BYTES:
             self._refuse(stream, stream.heard)
-            raise _too_much()
+            raise too_much()
         stream.texts[index] = delta
         stream.num_bytes += num_bytes
-        self._num_kept += num_bytes
+        self.num_kept += num_bytes
 
     def _refuse(self, stream: _Stream, now: float) -> None:
         """What still comes of it shall not be taken for another stream, which would have an error of its own."""
-        self._num_kept -= stream.num_bytes - _STREAM_BYTES
-        stream.num_bytes = _STREAM_BYTES
+        self.num_kept -= stream.num_bytes - STREAM_BYTES
+        stream.num_bytes = STREAM_BYTES
         stream.texts.clear()
         stream.refused, stream.heard = True, now
 
     def _forget(self, key: _Key) -> None:
         stream = self._streams.pop(key, None)
         if stream is not None:
-            self._num_kept -= stream.num_bytes
+            self.num_kept -= stream.num_bytes
 
 
-def _too_much() -> UnitError:
+def too_much() -> UnitError:
+    """For a chunk that would take more memory than those of one task may."""
     return UnitError(Code.BUSY, "Too many chunks wait for the rest of their texts.")
 
 
-def _chunk(data: object) -> tuple[str, int, bool]:
+def read_chunk(data: object) -> tuple[str, int, bool]:
     """Raises `UnitError` STREAM for what is no chunk."""
     if not isinstance(data, dict):
         raise UnitError(Code.STREAM)

@@ -22,7 +22,7 @@ __all__ = ["MAX_ID", "Router"]
 
 log = logging.getLogger("trivium.unit")
 
-MAX_ID = 256  # characters of a request_id or work_id: they are repeated in every frame
+MAX_ID = 256  # characters of a request_id, work_id or object: they are kept, and repeated in every frame
 
 # Units of the original that are not here, and what to do about it.
 _VOICE = "install the voice units with `pip install 'trivium[voice]'`, and start the server again"
@@ -92,14 +92,14 @@ class Router:
 
 
 def _command(connection: Connection, message: dict[str, Any]) -> Command | None:
-    """The message's envelope, None if it lacks what every message must have."""
+    """The message's envelope, None if it lacks what every message must have, or that is too long."""
     request_id, work_id, action = message.get("request_id"), message.get("work_id"), message.get("action")
     if not (isinstance(request_id, str) and isinstance(work_id, str) and isinstance(action, str)):
         return None
-    if len(request_id) > MAX_ID or len(work_id) > MAX_ID:
-        return None
     kind = message.get("object")
     kind = kind if isinstance(kind, str) else NONE
+    if max(len(request_id), len(work_id), len(kind)) > MAX_ID:
+        return None
     # An inference may have the text "None"; one without data is an error.
     return Command(connection, request_id, work_id or "sys", action, kind, message.get("data"))
 

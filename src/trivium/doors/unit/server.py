@@ -128,7 +128,9 @@ class UnitServer:
         self._router.remote = self._sys.remote = RemoteUnits(address, self.bus, self.units, serial, self._router.route)
 
     def _answering(self) -> bool:
-        return any(task.outputs for unit in self.units.values() for task in unit.tasks.values())
+        remote = self._router.remote
+        own = any(task.outputs for unit in self.units.values() for task in unit.tasks.values())
+        return own or (remote is not None and remote.is_answering)
 
     def _expire(self) -> None:
         now = time.monotonic()

@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True)
 class Setup:
-    """What every unit's setup has, and all fields under `values` for those that only some have.
+    """What every unit's setup has, and all fields under `values` for those that only some have, until the task is made.
 
     `inputs` are as given: texts like "llm.utf-8", "asr.1001", "sys.pcm".
     """

@@ -78,6 +78,10 @@ class Task(ABC):
         """Answer an inference that cannot be taken."""
         command.fail(error)
 
+    def expire(self, now: float) -> list[Command]:
+        """Give up streamed input that does not go on; those to be refused for it. Called every second or so."""
+        return self.reader.expire(now)
+
     def info(self) -> dict[str, Any]:
         """The data of taskinfo. The inputs have two names, because versions of the original differ."""
         setup = self.setup

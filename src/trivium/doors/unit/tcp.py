@@ -35,6 +35,7 @@ class TcpConnection(Connection, asyncio.Protocol):
     def __init__(self, listener: TcpListener) -> None:
         self.name = "tcp"
         self.receiver = Receiver(self, listener.router)
+        self.num_pending = 0  # bytes of its unfinished message, as the listener has counted them
         self._listener = listener
         self._transport: asyncio.Transport | None = None
         self._spaced: deque[tuple[bytes, bool]] = deque()  # frames, and whether apart, that wait for those before them
@@ -119,9 +120,8 @@ class TcpConnection(Connection, asyncio.Protocol):
             self.abort()
         self._heard = True
         if not self.closed:
-            before = self.receiver.num_pending
             self.receiver.feed(data)
-            self._listener.pending_changed(self, before)
+            self._listener.count_pending(self)
 
     def pause_writing(self) -> None:
         if self._transport is not None and not self.closed:
@@ -175,9 +175,8 @@ class TcpListener:
         """Have all clients' unfinished messages given up in time."""
         for connection in tuple(self.connections):
             if not connection.closed:
-                before = connection.receiver.num_pending
                 connection.receiver.expire(now)
-                self.pending_changed(connection, before)
+                self.count_pending(connection)
 
     # For connections
 
@@ -187,13 +186,20 @@ class TcpListener:
             log.warning("%s is turned away: there are %d connections", connection.name, MAX_CONNECTIONS)
             connection.abort()
 
-    def pending_changed(self, connection: TcpConnection, before: int) -> None:
-        """The bytes of its unfinished message were `before`, and are others now."""
-        self._num_pending += connection.receiver.num_pending - before
-        if self._num_pending > MAX_PENDING_BYTES:
-            log.warning("%s is cut off: clients have sent too many bytes of unfinished messages", connection.name)
-            connection.abort()
+    def count_pending(self, connection: TcpConnection) -> None:
+        """Its unfinished message has changed. If all are too large, whoever has sent most of them is cut off."""
+        grown = connection.receiver.num_pending - connection.num_pending
+        self._count(connection, grown)
+        while grown > 0 and self._num_pending > MAX_PENDING_BYTES:
+            largest = max(self.connections, key=lambda other: other.num_pending)
+            log.warning("%s is cut off: clients have sent too many bytes of unfinished messages", largest.name)
+            largest.abort()
+            self._count(largest, -largest.num_pending)
 
     def lost(self, connection: TcpConnection) -> None:
         self.connections.discard(connection)
-        self._num_pending -= connection.receiver.num_pending
+        self._count(connection, -connection.num_pending)
+
+    def _count(self, connection: TcpConnection, grown: int) -> None:
+        connection.num_pending += grown
+        self._num_pending += grown

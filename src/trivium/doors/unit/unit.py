@@ -106,7 +106,7 @@ class Unit(ABC):
     def expire(self, now: float) -> None:
         """Give up streamed input that does not go on. To be called every second or so; never raises."""
         for task in tuple(self.tasks.values()):
-            for command in task.reader.expire(now):
+            for command in task.expire(now):
                 try:
                     task.refuse(command, UnitError(Code.STREAM, f"Nothing more has come for {QUIET_SECONDS:g} s."))
                 except Exception:
@@ -199,7 +199,9 @@ class Unit(ABC):
             raise _reset_came()
         if len(self.tasks) + self._starting > self.max_tasks:
             raise UnitError(Code.FULL)
-        task = await self.create(work_id, Setup.read(command.data), command)
+        setup = Setup.read(command.data)
+        task = await self.create(work_id, setup, command)
+        setup.values = {}  # up to a whole message, parsed, that nobody needs any more
         if resets != self._resets:
             _close(task)
             raise _reset_came()

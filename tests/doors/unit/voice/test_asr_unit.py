@@ -38,6 +38,17 @@ async def test_a_stream_tells_what_is_said_so_far_and_ends_with_a_full_stop(benc
 
 
 @on_bench
+async def test_what_is_said_so_far_fits_a_frame_or_is_left_out(bench):
+    unit, recogniser = add_unit(bench)
+    task = await bench.set_up(unit, **FIELDS)
+    texts = ["好" * 50, "好" * 200, "好" * 250]
+    recogniser.transcribe = lambda sound, language: texts.pop(0)
+    feed(bench, unit, task, speech(1.8) + silence(1.5), request_id="a")
+    frames = await sentence(bench)  # numbered as if there had been no other
+    assert [len(frame["data"]["delta"]) for frame in frames] == [50, 251]
+
+
+@on_bench
 async def test_plain_output_is_one_text(bench):
     unit, _ = add_unit(bench)
     task = await bench.set_up(unit, **FIELDS | {"response_format": "asr.utf-8"})

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from asr_parts import FIELDS, SENTENCE, add_unit, feed, heard_out, sentence
-from voice_parts import loud, on_bench, silence, speech, until, wav
+from voice_parts import loud, on_bench, packed, silence, speech, until, wav
 
+from trivium.doors.unit.command import Command
 from trivium.doors.unit.errors import UnitError
 from trivium.doors.unit.voice import asr as module
 from trivium.doors.unit.voice import listening
@@ -32,6 +33,19 @@ async def test_files_that_wait_keep_their_own_ids_and_clients(bench):
     recogniser.gate.set()
     assert [(await sentence(bench))[0]["request_id"] for _ in range(2)] == ["one", "two"]
     assert not unit.tasks[task].outputs
+
+
+@pytest.mark.parametrize("kind", ["asr.base64", "asr.wav.base64"])
+@on_bench
+async def test_sound_that_waits_does_not_keep_its_message(bench, monkeypatch, kind):
+    unit, _ = add_unit(bench)
+    task = await bench.set_up(unit, **FIELDS)
+    kept, put = [], unit.tasks[task].worker.put
+    monkeypatch.setattr(unit.tasks[task].worker, "put", lambda job, size=0: kept.extend(job.args) or put(job, size))
+    sound = packed(wav(SENTENCE) if "wav" in kind else SENTENCE) + " " * 2**20  # which count for nothing
+    bench.send(unit, task, "inference", sound, kind=kind, request_id="a")
+    assert [(one.request_id, one.data) for one in kept if isinstance(one, Command)] == [("a", "None")]
+    assert (await sentence(bench))[0]["request_id"] == "a"
 
 
 @on_bench

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
+import time
 import weakref
 
 import pytest
@@ -12,6 +13,7 @@ from voice_parts import FakeDevice, Logs, on_bench, packed, until
 
 from trivium.doors.unit.bus import ChainMessage
 from trivium.doors.unit.config import UnitConfig
+from trivium.doors.unit.input import MAX_KEPT_BYTES, QUIET_SECONDS
 from trivium.doors.unit.voice import speech_output
 from trivium.doors.unit.voice import tts as module
 from trivium.doors.unit.voice.models import SpeechModels
@@ -164,6 +166,8 @@ async def test_a_client_that_vanishes_in_the_middle_of_a_text_is_forgotten(bench
     bench.send(unit, task, "inference", chunk, kind="tts.utf-8.stream", connection=other)
     await until(lambda: not unit.tasks[task].outputs)
     await bench.ask(unit, task, "taskinfo")  # another owner
+    other.closed = True
+    unit.expire(time.monotonic())
     gone = weakref.ref(other)
     del other
     await until(lambda: gc.collect() >= 0 and gone() is None)
@@ -191,6 +195,136 @@ async def test_a_stream_that_does_not_go_on_has_ended(bench, monkeypatch):
     assert (await answer(bench))[0] == "Hello.World."
     say(bench, unit, task, chunk("And more", 1, True), kind="tts.utf-8.stream")
     assert (await answer(bench))[0] == "And more."
+
+
+def send_chunk(bench, unit, task, request_id, *args, **fields):
+    say(bench, unit, task, chunk(*args), kind="tts.utf-8.stream", request_id=request_id, **fields)
+
+
+@pytest.mark.parametrize("ended", ["paused", "given up", "going on"])
+@on_bench
+async def test_a_chunk_0_begins_another_text(bench, speaker, monkeypatch, ended):
+    if ended == "given up":
+        monkeypatch.setattr(module, "_QUIET_SECONDS", 0.05)
+    unit = add_unit(bench)
+    task = await bench.set_up(unit, **FIELDS)
+    send_chunk(bench, unit, task, "a", "Hello. Wor", 0)
+    if ended != "going on":
+        await until(lambda: speaker.said)
+    if ended == "paused":
+        bench.send(unit, task, "pause", request_id="p")
+        replies = await bench.replies(2)
+        assert [reply["request_id"] for reply in replies if reply["data"] == "None" or reply["data"]["finish"]] == ["a", "p"]
+    send_chunk(bench, unit, task, "b", "Other.", 0, True)
+    if ended != "paused":
+        spoken, frames = await answer(bench)
+        assert (spoken, frames[0]["request_id"]) == ("Hello.Wor.", "a")
+    spoken, frames = await answer(bench)
+    assert (spoken, frames[0]["request_id"]) == ("Other.", "b")
+    await until(lambda: not unit.workers)
+    assert not bench.client.frames
+    assert unit.tasks[task].reader.num_kept == 0
+
+
+@pytest.mark.parametrize("how", ["pause", "broken", "wake word", "too many texts", "a gap"])
+@on_bench
+async def test_the_rest_of_a_text_that_was_ended_is_dropped(bench, speaker, how):
+    unit = add_unit(bench, unit_queue=0)
+    bench.source("kws.8")
+    task = await bench.set_up(unit, **FIELDS | {"input": ["tts.utf-8", "kws.8"]})
+    speaker.gate = asyncio.Event()
+    if how == "too many texts":
+        say(bench, unit, task, "One.", request_id="one")
+    send_chunk(bench, unit, task, "a", "It is broken. And" if how == "broken" else "One. And", 0)
+    await until(lambda: speaker.said)
+    if how == "pause":
+        bench.send(unit, task, "pause", request_id="p")
+    elif how == "wake word":
+        bench.bus.publish(ChainMessage("kws.8", "w", "kws.bool", True))
+    elif how == "a gap":
+        send_chunk(bench, unit, task, "a", "again", -1)
+    await until(lambda: bench.client.frames)
+    last = bench.client.take()[0]
+    assert (last["request_id"], last["data"]["finish"]) == ("a", True)
+    speaker.gate.set()
+    send_chunk(bench, unit, task, "a", " more.", 1)
+    await until(lambda: not unit.workers)
+    send_chunk(bench, unit, task, "a", " And more.", 2, True)
+    await until(lambda: not unit.workers)
+    send_chunk(bench, unit, task, "b", "Next.", 0, True)
+    if how == "too many texts":
+        assert (await answer(bench))[1][0]["request_id"] == "one"
+    spoken, frames = await answer(bench)
+    assert (spoken, frames[0]["request_id"]) == ("Next.", "b")
+    assert not bench.client.frames
+
+
+@on_bench
+async def test_chunks_that_wait_in_vain_are_refused_once(bench):
+    unit = add_unit(bench)
+    bench.source("kws.8")
+    task = await bench.set_up(unit, **FIELDS | {"input": ["tts.utf-8", "kws.8"]})
+    reader = unit.tasks[task].reader
+    other = type(bench.client)("gone")
+    send_chunk(bench, unit, task, "late", "World.", 1)
+    send_chunk(bench, unit, task, "gone", "World.", 1, connection=other)
+    other.closed = True
+    now = time.monotonic()
+    unit.expire(now)
+    assert not bench.client.frames
+    unit.expire(now + QUIET_SECONDS + 1)
+    (reply,) = bench.client.take()
+    assert (reply["request_id"], reply["error"]["code"], reply["data"]["finish"]) == ("late", -25, True)
+    send_chunk(bench, unit, task, "late", "Hello.", 0)  # begins another
+    send_chunk(bench, unit, task, "late", "", 1, True)
+    assert (await answer(bench))[0] == "Hello."
+    send_chunk(bench, unit, task, "woken", "World.", 1)
+    bench.bus.publish(ChainMessage("kws.8", "w", "kws.bool", True))
+    assert [reply["request_id"] for reply in bench.client.take()] == ["woken"]
+    unit.expire(now + 3 * QUIET_SECONDS)
+    assert not bench.client.frames
+    assert reader.num_kept == 0
+
+
+@on_bench
+async def test_the_first_of_two_texts_that_have_not_begun_is_refused(bench):
+    unit = add_unit(bench)
+    task = await bench.set_up(unit, **FIELDS)
+    send_chunk(bench, unit, task, "a", "", 0)
+    send_chunk(bench, unit, task, "b", "Hello.", 0, True)
+    assert [bench.client.replies[0][key] for key in ("request_id", "error")] == [
+        "a",
+        {"code": -25, "message": "Stream data index error."},
+    ]
+    del bench.client.frames[0]
+    assert (await answer(bench))[0] == "Hello."
+
+
+@on_bench
+async def test_chunks_that_wait_are_bounded_for_all_clients_together(bench):
+    unit = add_unit(bench)
+    task = await bench.set_up(unit, **FIELDS)
+    others = [type(bench.client)(str(i)) for i in range(6)]
+    for other in others:
+        send_chunk(bench, unit, task, "x", "x" * (4 * 2**20 - 1), 1, connection=other)
+        assert unit.tasks[task].reader.num_kept <= MAX_KEPT_BYTES
+    codes = [[reply["error"]["code"] for reply in other.replies] for other in others]
+    assert codes == [[]] * 3 + [[-13]] * 3
+
+
+@pytest.mark.parametrize("kind", ["tts.utf-8", "tts.utf-8.stream"])
+@on_bench
+async def test_a_text_that_is_too_long_is_not_even_cut(bench, monkeypatch, kind):
+    lengths = []
+    add = module.Sentences.add
+    monkeypatch.setattr(module.Sentences, "add", lambda self, text: lengths.append(len(text)) or add(self, text))
+    unit = add_unit(bench)
+    task = await bench.set_up(unit, **FIELDS)
+    text = "a. " * 2**20
+    say(bench, unit, task, chunk(text, 0, True) if "stream" in kind else text, kind=kind, request_id="long")
+    (reply,) = await bench.replies(1)
+    assert (reply["request_id"], reply["error"]["code"], reply["data"]["finish"]) == ("long", -13, True)
+    assert not lengths
 
 
 @on_bench
@@ -388,6 +522,19 @@ async def test_a_slow_client_holds_up_its_own_answer_only(bench):
     assert len(other.frames) <= 1
     other.slow = False
     await until(lambda: b'"finish":true' in b"".join(other.frames))
+
+
+@on_bench
+async def test_a_plain_answer_waits_for_the_client_to_take_the_one_before(bench, speaker):
+    unit = add_unit(bench)
+    task = await bench.set_up(unit, **FIELDS | {"response_format": "tts.base64"})
+    bench.client.slow = True
+    say(bench, unit, task, "Hello.")
+    await until(lambda: speaker.said)
+    await asyncio.sleep(0.05)
+    assert not bench.client.frames
+    bench.client.slow = False
+    assert said((await bench.replies(1))[0]["data"]) == "Hello."
 
 
 @on_bench

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trivium.doors.unit.errors import Code, UnitError
+from trivium.doors.unit.input import read_chunk
 from trivium.doors.unit.voice.sentences import Sentences
 from trivium.doors.unit.voice.text_chunks import TextChunks
 
@@ -78,11 +79,15 @@ def chunk(delta, index, finish=False):
 
 def test_chunks_are_given_out_in_order():
     chunks = TextChunks()
-    assert chunks.add(chunk("b", 1)) == ("", False)
-    assert chunks.add(chunk("a", 0)) == ("ab", False)
-    assert chunks.add(chunk("d", 3)) == ("", False)
-    assert chunks.add(chunk("c", 2)) == ("cd", False)
-    assert chunks.add(chunk("", 4, True)) == ("", True)
+    assert chunks.add("b", 1, False) == ""
+    assert not chunks.begun
+    assert chunks.num_bytes > 0
+    assert chunks.add("a", 0, False) == "ab"
+    assert chunks.begun
+    assert chunks.add("d", 3, False) == ""
+    assert chunks.add("c", 2, False) == "cd"
+    assert chunks.add("", 4, True) == ""
+    assert chunks.num_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -102,7 +107,7 @@ def test_chunks_are_given_out_in_order():
 )
 def test_chunks_that_are_wrong(last):
     chunks = TextChunks()
-    chunks.add(chunk("a", 0))
+    chunks.add("a", 0, False)
     with pytest.raises(UnitError) as caught:
-        chunks.add(last)
+        chunks.add(*read_chunk(last))
     assert caught.value.code == Code.STREAM

@@ -85,6 +85,11 @@ class Answers:
         """Whether an answer with this id is to come, or to go on."""
         return any((answer.connection, answer.request_id) == (connection, request_id) for answer in self._open)
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether an answer has begun and not ended that a client waits for; some that have not begun never will."""
+        return any(answer.index and not answer.connection.closed for answer in self._open)
+
     def refuse(self, command: Command, error: UnitError) -> None:
         """Answer an inference that was not sent; clients that look only for the last frame see it, too."""
         _send_end(self._work_id, _Answer(command.connection, command.request_id, self._object), error.code, error.message)

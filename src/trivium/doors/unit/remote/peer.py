@@ -45,10 +45,11 @@ class Peer:
 
     def call(self, command: Command, reply_url: str) -> None:
         """Ask for an action; the unit is to answer at `reply_url`."""
-        if not self._send(command, command, reply_url):
+        kept = command if command.action == "setup" else command.without_data()  # some are never answered
+        if not self._send(kept, command, reply_url):
             command.fail(UnitError(Code.UNAVAILABLE, f"The unit {self.name} has too much to do."))
             return
-        self._unanswered.append(command)
+        self._unanswered.append(kept)
         if len(self._unanswered) > _MAX_UNANSWERED:
             del self._unanswered[0]
 
@@ -63,6 +64,10 @@ class Peer:
                 self._unanswered.remove(command)
                 return command
         return None
+
+    def forget(self, connection: Connection) -> None:
+        """A client has gone: there is nobody to answer."""
+        self._unanswered = [command for command in self._unanswered if command.connection is not connection]
 
     def close(self) -> None:
         """Answer what the unit has not, and end the connection."""

@@ -44,9 +44,10 @@ class RemoteUnits:
         self._peers: dict[str, Peer] = {}
         self._lines: dict[Connection, ReplyLine] = {}
         self._nobody = _Nobody()
+        self._serial = serial or self._nobody
         self._registry = Registry(self._sockets, bus, address, units)
         try:
-            self._open(units, serial or self._nobody, route)
+            self._open(units, route)
         except OSError as error:
             self.stop()
             raise ConfigError(f"units cannot join at {address.sys_url}: {error.strerror or error}") from error
@@ -60,6 +61,11 @@ class RemoteUnits:
     def url(self) -> str:
         """Where units ask, for the log."""
         return self._address.sys_url
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether an answer of a task has begun and not ended."""
+        return any(task.answers.is_answering for task in self._registry.tasks.values())
 
     def handle(self, command: Command) -> bool:
         """Have a command for a unit that is not in this process answered; False if there is no such unit, or task."""
@@ -79,9 +85,11 @@ class RemoteUnits:
             self._end_task(task)
 
     def expire(self) -> None:
-        """Close the lines of clients that have gone. To be called every second or so."""
-        for connection in [connection for connection in self._lines if connection.closed]:
+        """Close the lines of clients that have gone; an unplugged serial line comes back. To be called every second or so."""
+        for connection in [connection for connection in self._lines if connection.closed and connection is not self._serial]:
             self._lines.pop(connection).close()
+            for peer in self._peers.values():
+                peer.forget(connection)
 
     def stop(self) -> None:
         """End the bus; what units still owe is answered with errors."""
@@ -94,7 +102,7 @@ class RemoteUnits:
         if self._folder is not None:
             self._folder.close()
 
-    def _open(self, units: Mapping[str, Unit], serial: Connection, route: Route) -> None:
+    def _open(self, units: Mapping[str, Unit], route: Route) -> None:
         """Take calls. Raises `ConfigError`, and OSError."""
         inner = None
         if self._address.folder is not None:
@@ -106,7 +114,7 @@ class RemoteUnits:
             own = OwnUnit(self._sockets, self._address, name, calls, self._callers, route, inner)
             self._registry.fix(f"rpc.{name}", own.url)
         # Units ask for it every second until there is one.
-        self._registry.fix("serial_zmq_url", self._line(serial).url)
+        self._registry.fix("serial_zmq_url", self._line(self._serial).url)
 
     def _peer(self, name: str) -> Peer | None:
         """The unit of this name, if it may be there."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from trivium.doors.unit.bus import Bus, ChainMessage
 from trivium.doors.unit.command import Command
 from trivium.doors.unit.errors import Code, UnitError
-from trivium.doors.unit.frames import reply
+from trivium.doors.unit.frames import MAX_FRAME, reply, to_ascii
 from trivium.doors.unit.setup import Setup
 from trivium.doors.unit.task import Task
 from trivium.doors.unit.voice.activity import Activity, webrtc_detector
@@ -235,7 +235,7 @@ class _Sentence:
         task.outputs.add(self)
 
     def so_far(self, text: str) -> None:
-        """Each time the whole text so far."""
+        """Each time the whole text so far. One that is too long for a frame is left out: the last frame has it all."""
         self._send(text, finish=False)
 
     def finish(self, text: str) -> None:
@@ -248,14 +248,16 @@ class _Sentence:
     def _send(self, text: str, *, finish: bool, error: UnitError | None = None) -> None:
         task, setup = self._task, self._task.setup
         data: object = {"delta": text, "finish": finish, "index": self._index} if setup.streams else text
+        code, message = (error.code, error.message) if error else (0, "")
+        frame = reply(self._request_id, task.work_id, object=setup.response_format, data=data, code=code, message=message)
+        if not finish and len(to_ascii(frame)) > MAX_FRAME:
+            return
         self._index += 1
         if finish:
             task.outputs.discard(self)
         if error is None and (text or self._index > 1):
             task.unit.bus.publish(ChainMessage(task.work_id, self._request_id, setup.response_format, data))
         if setup.enoutput or error is not None:
-            code, message = (error.code, error.message) if error else (0, "")
-            frame = reply(self._request_id, task.work_id, object=setup.response_format, data=data, code=code, message=message)
             self.connection.send(frame, apart=finish)
 
 

@@ -65,8 +65,17 @@ class SpeechOutput:
             if len(self._sound) > _MAX_PLAIN:
                 raise SpeechError(f"it is longer than {_MAX_PLAIN // BYTES_PER_SECOND} s; ask for a stream")
 
+    async def end(self) -> None:
+        """All has been said. What is sent in one frame waits until the client has taken those before it: two may be too many.
+
+        Raises `SpeechError` if the client does not read.
+        """
+        if self._play is None and self._task.setup.enoutput and not self._task.setup.streams:
+            await self._until_taken()
+        self.finish()
+
     def finish(self) -> None:
-        """All has been said. Ignored once finished."""
+        """All has been said, or shall be. Ignored once finished."""
         if self._end() and self._play is None:
             streams = self._task.setup.streams
             self._emit(self._chunk("", finish=True) if streams else _pack(bytes(self._sound)), last=True)

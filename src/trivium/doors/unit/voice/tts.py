@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import weakref
+import time
 from collections import deque
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from trivium.doors.unit.bus import Bus, ChainMessage
 from trivium.doors.unit.command import Command
 from trivium.doors.unit.config import UnitConfig
 from trivium.doors.unit.connection import Connection
 from trivium.doors.unit.errors import Code, UnitError
+from trivium.doors.unit.input import MAX_KEPT_BYTES, QUIET_SECONDS, STREAM_BYTES, read_chunk, too_much
 from trivium.doors.unit.setup import Setup
 from trivium.doors.unit.task import Task
 from trivium.doors.unit.unit import Unit
@@ -28,9 +30,8 @@ __all__ = ["MelottsUnit", "TtsTask", "TtsUnit"]
 log = logging.getLogger("trivium.unit")
 
 _MAX_PIECES = 1000  # pieces of one text that wait
+_MAX_CHARS = 65536  # that come at once: to cut megabytes would hold up the loop
 _QUIET_SECONDS = 30.0  # after which a text that does not go on has ended
-
-Source = TypeVar("Source")
 
 
 class TtsUnit(Unit):
@@ -93,13 +94,15 @@ class _Speech:
         self.output = output
         self.pieces: deque[str] = deque()
         self.complete = False
+        self.said = False  # all of it
         self.changed = asyncio.Event()
         self._sentences = Sentences()
 
     def add(self, text: str) -> None:
         """The text goes on. Raises `UnitError` BUSY if too much of it waits."""
-        self.pieces += self._sentences.add(text)
-        if len(self.pieces) > _MAX_PIECES:
+        if len(text) <= _MAX_CHARS:
+            self.pieces += self._sentences.add(text)
+        if len(text) > _MAX_CHARS or len(self.pieces) > _MAX_PIECES:
             raise UnitError(Code.BUSY, "The text comes faster than it can be spoken.")
         self.changed.set()
 
@@ -120,6 +123,23 @@ class _Speech:
         return self.pieces.popleft() if self.pieces else None
 
 
+@dataclass(slots=True)
+class _Text:
+    """A text that a client sends in chunks."""
+
+    unanswered: Command | None  # the first of its commands, until something of it is to be spoken
+    heard: float = 0.0
+    chunks: TextChunks = field(default_factory=TextChunks)
+    speech: _Speech | None = None
+    refused: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """It has had its last frame before its end: what still comes of it is dropped."""
+        speech = self.speech
+        return self.refused or (speech is not None and speech.output.finished and not speech.said)
+
+
 class TtsTask(Task):
     """One voice. Texts are spoken one after the other, piece by piece; those that come meanwhile wait."""
 
@@ -134,9 +154,8 @@ class TtsTask(Task):
         self._running: _Speech | None = None
         self._speaking: asyncio.Task[None] | None = None  # the running one
         self._worker: asyncio.Task[None] | None = None
-        self._chunks: weakref.WeakKeyDictionary[Connection, TextChunks] = weakref.WeakKeyDictionary()
-        # Texts that go on: of users, who may vanish before the end, and of linked tasks.
-        self._texts: dict[TextChunks, _Speech] = {}
+        # Texts that go on: of users, one per connection, and of linked tasks.
+        self._texts: dict[Connection, _Text] = {}
         self._answers: dict[str, _Speech] = {}
         self._deaf = False  # just woken: what linked tasks still say belongs to what was interrupted
 
@@ -154,27 +173,87 @@ class TtsTask(Task):
 
     def _infer_chunk(self, command: Command) -> None:
         """A piece of text is spoken as it comes, as soon as those before it are there."""
-        chunks = self._chunks.setdefault(command.connection, TextChunks())
         try:
-            text, done = chunks.add(command.data)
+            delta, index, finish = read_chunk(command.data)
         except UnitError as error:
-            del self._chunks[command.connection]
-            speech = self._texts.pop(chunks, None)
-            if speech is None:
-                raise
-            speech.output.fail(error)
-            speech.finish()
+            text = self._forget_text(command.connection)
+            _fail(None if text is None else text.speech, error)
             return
-        if text or done:
-            try:
-                speech = self._go_on(self._texts, chunks, command.request_id, command.connection)
-            except UnitError:
-                del self._chunks[command.connection]  # the next text begins anew
-                raise
-            self._add(speech, text)
-        if done:
-            del self._chunks[command.connection]
-            self._texts.pop(chunks).finish()
+        text = self._text(command, index)
+        text.heard = time.monotonic()
+        try:
+            if not text.is_over:
+                self._take_chunk(text, command, delta, index, finish)
+        except UnitError as error:
+            speech = text.speech
+            self._drop_text(text)
+            _fail(speech, error)
+        finally:
+            if finish:
+                self._end_text(command.connection)
+
+    def _text(self, command: Command, index: int) -> _Text:
+        """The text that a chunk belongs to; a second chunk 0 begins another. Raises `UnitError` BUSY."""
+        text = self._texts.get(command.connection)
+        if text is not None and not (index == 0 and (text.chunks.begun or text.is_over)):
+            return text
+        self._end_text(command.connection)
+        if text is not None and text.unanswered is not None and text.unanswered.request_id != command.request_id:
+            self.refuse(text.unanswered, UnitError(Code.STREAM))
+        if self.reader.num_kept + STREAM_BYTES > MAX_KEPT_BYTES:
+            raise too_much()
+        self.reader.num_kept += STREAM_BYTES
+        text = self._texts[command.connection] = _Text(command.without_data())
+        return text
+
+    def _take_chunk(self, text: _Text, command: Command, delta: str, index: int, finish: bool) -> None:
+        """Raises `UnitError`."""
+        before = text.chunks.num_bytes
+        try:
+            ready = text.chunks.add(delta, index, finish)
+        finally:
+            self.reader.num_kept += text.chunks.num_bytes - before
+        if self.reader.num_kept > MAX_KEPT_BYTES:
+            raise too_much()
+        if ready or finish:
+            if text.speech is not None and text.speech.complete:
+                text.speech = None  # it had not gone on for so long that it was taken for complete
+            text.speech = text.speech or self._start(command.request_id, command.connection)
+            text.unanswered = None
+            self._add(text.speech, ready)
+
+    def _drop_text(self, text: _Text) -> None:
+        """It has had its last frame: what still comes of it is not to be spoken, nor to have another."""
+        self.reader.num_kept -= text.chunks.num_bytes
+        text.chunks = TextChunks()
+        text.speech = text.unanswered = None
+        text.refused = True
+
+    def _forget_text(self, connection: Connection) -> _Text | None:
+        text = self._texts.pop(connection, None)
+        if text is not None:
+            self.reader.num_kept -= text.chunks.num_bytes + STREAM_BYTES
+        return text
+
+    def _end_text(self, connection: Connection) -> None:
+        """Nothing more comes of what a client has begun."""
+        text = self._forget_text(connection)
+        if text is not None and text.speech is not None:
+            text.speech.finish()
+
+    def expire(self, now: float) -> list[Command]:
+        late = super().expire(now)
+        for connection, text in tuple(self._texts.items()):
+            if connection.closed:
+                self._end_text(connection)
+            elif text.speech is None and now - text.heard >= QUIET_SECONDS:
+                if text.unanswered is None:
+                    self._forget_text(connection)
+                else:
+                    late.append(text.unanswered)
+                    self._drop_text(text)
+                    text.heard = now
+        return late
 
     def refuse(self, command: Command, error: UnitError) -> None:
         """Clients that look only for the last frame of an answer need one here, too."""
@@ -204,18 +283,18 @@ class TtsTask(Task):
         """A piece of a linked task's answer. The first has the index 0; what comes without a first was interrupted."""
         if data.get("index") == 0:
             self._end_answer(work_id)
-            self._go_on(self._answers, work_id, self.request_id, self.owner)
+            self._go_on(work_id)
         delta = data.get("delta")
         if work_id in self._answers and isinstance(delta, str):
-            self._add(self._go_on(self._answers, work_id, self.request_id, self.owner), delta)
+            self._add(self._go_on(work_id), delta)
         if data.get("finish") is True:
             self._end_answer(work_id)
 
-    def _go_on(self, texts: dict[Source, _Speech], source: Source, request_id: str, connection: Connection) -> _Speech:
-        """The text that comes from there; a new one if it had not gone on for so long that it was taken for complete."""
-        speech = texts.get(source)
+    def _go_on(self, work_id: str) -> _Speech:
+        """What comes from there; a new text if it had not gone on for so long that it was taken for complete."""
+        speech = self._answers.get(work_id)
         if speech is None or speech.complete:
-            speech = texts[source] = self._start(request_id, connection)
+            speech = self._answers[work_id] = self._start(self.request_id, self.owner)
         return speech
 
     def _end_answer(self, work_id: str) -> None:
@@ -248,14 +327,16 @@ class TtsTask(Task):
 
     def _clear(self) -> None:
         """End all speech, running and waiting."""
-        self._texts.clear()
         self._answers.clear()
-        self._chunks.clear()
         waiting = list(self._waiting)
         self._waiting.clear()
         self.stop()
         for speech in waiting:
             speech.output.finish()
+        for text in self._texts.values():
+            if text.unanswered is not None:
+                self._output(text.unanswered.request_id, text.unanswered.connection).finish()
+            self._drop_text(text)
 
     # Speaking
 
@@ -290,7 +371,11 @@ class TtsTask(Task):
             self._speaking = asyncio.get_running_loop().create_task(self._speak(speech))
             await asyncio.wait([self._speaking])
             self._running = self._speaking = None
-            self._texts = {chunks: text for chunks, text in self._texts.items() if text is not speech}
+            for text in self._texts.values():
+                if text.speech is speech and speech.said:
+                    text.speech = None
+                elif text.speech is speech:
+                    self._drop_text(text)
         self._worker = None
 
     async def _speak(self, speech: _Speech) -> None:
@@ -298,10 +383,19 @@ class TtsTask(Task):
         try:
             while not output.finished and (piece := await speech.next()) is not None:
                 await output.add(await self._speaker.speak(piece))
-            output.finish()
+            speech.said = not output.finished
+            await output.end()
         except (SpeechError, NoDeviceError) as error:
             log.warning("%s: %s", self.work_id, error)
             output.fail(UnitError(Code.RUN, str(error)))
         except Exception:
             log.exception("%s failed on a text", self.work_id)
             output.fail(UnitError(Code.RUN))
+
+
+def _fail(speech: _Speech | None, error: UnitError) -> None:
+    """End a text with an error, which is raised if nothing of it is to be spoken."""
+    if speech is None:
+        raise error
+    speech.output.fail(error)
+    speech.finish()
