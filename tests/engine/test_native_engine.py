@@ -248,6 +248,7 @@ def test_requests_with_one_sampling_object_share_what_follows_from_it(monkeypatc
         for answer in ask(engine, *requests):
             assert answer.token_ids == expected("hello")
         assert encoded == ["zz", " zz", "yy", " yy"]
+        assert engine._samplers._last.resolved is None  # what a thread remembers may be megabytes
         actives = [engine._prepare(one, Door()) for one in requests]
         assert len({id(active.sampler_arguments) for active in actives}) == 1
         assert len({id(active.stop_rule) for active in actives}) == 1

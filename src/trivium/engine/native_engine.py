@@ -129,6 +129,8 @@ class NativeEngine(Engine):
         except EngineError:
             self._loop.inbox.refused(len(requests))
             raise
+        finally:
+            self._samplers.forget()
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self._loop.abort(request_ids)

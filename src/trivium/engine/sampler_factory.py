@@ -74,6 +74,10 @@ class SamplerFactory:
             )
         return last
 
+    def forget(self) -> None:
+        """What this thread remembers is not needed any more; bad words may be megabytes."""
+        self._last.resolved = None
+
     def _checked_arguments(self, sampling: SamplingOptions) -> dict[str, Any]:
         arguments = self._arguments(sampling)
         try:
