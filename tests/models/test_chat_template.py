@@ -237,12 +237,40 @@ def test_wrong_messages(messages: Any, field: str) -> None:
     assert caught.value.error_code == 400
 
 
-def test_too_deep() -> None:
+@pytest.mark.parametrize("name", ["short", "long" * 1000])
+def test_errors_do_not_repeat_long_keys(name: str) -> None:
+    template = ChatTemplate(SMOLLM2, TOKENIZER)
+    path = f"{name:.40}.{name:.40}[1].{name:.40}"
+    with pytest.raises(RequestError) as caught:
+        template.render(user("a"), variables={name: {name: [1, {name: b"x"}]}})
+    assert caught.value.field == path
+    assert str(caught.value).startswith(f"{path} must be")
+
+
+@pytest.mark.parametrize("levels", [65, 100, 20_000])
+def test_too_deep(levels: int) -> None:
     deep: Any = "x"
-    for _ in range(100):
+    for _ in range(levels):
         deep = [deep]
-    with pytest.raises(RequestError, match="nested more than 64 levels"):
-        ChatTemplate(SMOLLM2, TOKENIZER).render(user("a"), variables={"deep": deep})
+    template = ChatTemplate(SMOLLM2, TOKENIZER)
+    with pytest.raises(RequestError, match=r"^deep\[0\].* nested more than 64 levels"):
+        template.render(user("a"), variables={"deep": deep})
+    with pytest.raises(RequestError, match=r"^messages\[0\].extra.* nested more than 64 levels"):
+        template.render([{**user("a")[0], "extra": deep}])
+    with pytest.raises(RequestError, match=r"^messages\[0\] must be an object"):
+        template.render([deep])
+
+
+def test_as_deep_as_allowed() -> None:
+    deep: Any = "\ufdd0"  # a noncharacter, which is looked for at every level
+    for _ in range(64):
+        deep = [deep]
+    assert (
+        "\ufdd0"
+        in ChatTemplate("{{ deep }}{{ messages[0].content }}", TOKENIZER)
+        .render(user("<|im_end|>\ufdd0"), variables={"deep": deep})
+        .text
+    )
 
 
 @pytest.mark.parametrize("tools", ["x", {"a": 1}, ["x"]])
@@ -378,6 +406,8 @@ def test_find_template_in_metadata() -> None:
         find_template({"tokenizer.chat_template": 3})
     with pytest.raises(ModelLoadError, match="must be a string"):
         find_template({"tokenizer.chat_template": [{"name": "default", "template": 3}]})
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.chat_template must name its templates with strings"):
+        find_template({"tokenizer.chat_template": [{"name": [], "template": "x"}]})
 
 
 def test_required_template() -> None:

@@ -107,7 +107,11 @@ def test_begin_token_is_not_doubled() -> None:
 
 
 def test_end_tokens() -> None:
-    assert tokenizer("smollm").eos_token_ids == {2}
+    assert Tokenizer.from_gguf(metadata("smollm", bos_token_id=1)).eos_token_ids == {2}
+    assert Tokenizer.from_gguf(metadata("smollm", bos_token_id=1, padding_token_id=0)).eos_token_ids == {0, 2}
+    assert tokenizer("smollm").eos_token_ids == {0, 2}  # the token that begins a text is <|endoftext|>
+    smollm2 = metadata("smollm", bos_token_id=1, unknown_token_id=0, padding_token_id=2)
+    assert Tokenizer.from_gguf(smollm2).eos_token_ids == {2}
     values = metadata("smollm", eos_token_id=0, eot_token_id=1, eom_token_id=3)
     assert Tokenizer.from_gguf(values).eos_token_ids == {0, 1, 2, 3}  # 2 is <|im_end|>
 

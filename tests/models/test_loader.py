@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import sys
@@ -176,6 +177,15 @@ class TestGenerationConfig:
         assert load(folder).generation_config == {}
         (folder / "generation_config.json").write_text('{"temperature": 0.6, "eos_token_id": [2, 3]}')
         assert load(folder).generation_config == {"temperature": 0.6, "eos_token_id": [2, 3]}
+
+    @pytest.mark.parametrize("wrong", [{}, [[2]], True, [2, True], "2", 2.0])
+    @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+    def test_end_tokens_that_are_no_ids(self, tmp_path: Path, name: str, wrong: object) -> None:
+        config = conversions.read_config(GOLDEN / "llama")
+        folder = conversions.write_folder(tmp_path, config, _arrays("llama"))
+        (folder / name).write_text(json.dumps({**config, "eos_token_id": wrong}))
+        with pytest.raises(ModelLoadError, match=rf"/{name}: eos_token_id must be an integer or a list of integers, got "):
+            load(folder)
 
     def test_of_a_gguf_file(self, tmp_path: Path) -> None:
         def add(writer: gguf.GGUFWriter, architecture: str) -> None:

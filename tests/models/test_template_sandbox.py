@@ -59,6 +59,61 @@ def test_bombs(source: str) -> None:
     assert time.perf_counter() - started < 30
 
 
+DOUBLED = (  # lists that hold each other, 60 deep: 2^60 items for whoever follows them
+    "{% set ns = namespace(x=1, y=1, t=1) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}"
+    "{% set ns.t = (ns.t, ns.t) %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ns.x == ns.y }}",
+        "{{ 1 if ns.x < ns.y }}",
+        "{{ ns.x in [ns.y] }}",
+        "{{ {'a': ns.x} != {'a': ns.y} }}",
+        "{{ {'a': ns.x}.items() == {'a': ns.y}.items() }}",
+        "{{ ns.x is eq(ns.y) }}",
+        "{{ [ns.x]|select('in', [ns.y])|list }}",
+        "{{ [ns.x, ns.y]|sort }}",
+        "{{ [ns.x, ns.y]|max }}",
+        "{{ [ns.x].index(ns.y) }}",
+        "{% set d = {ns.t: 1} %}",
+        "{% set d = dict([[ns.t, 1]]) %}",
+        "{{ {}[ns.t] }}",
+        "{{ [1][ns.x].foo }}",
+        "{{ {}.get(ns.t) }}",
+        "{{ ns.x|upper }}",
+        "{{ ns.x|trim|length }}",
+        "{{ ns.x|e }}",
+        "{{ ns.x is lower }}",
+        "{{ [ns.x]|map('title')|join }}",
+        "{{ ns.x|replace('a', 'b') }}",
+        "{{ ns.x|format(1) }}",
+        "{{ raise_exception(ns.x) }}",
+        "{{ {'a': ns.x}.values() }}",
+        "{{ 1|tojson(indent=ns.x) }}",
+        "{{ ('a\x0b' * 100000)|indent(999) }}",
+    ],
+)
+def test_bombs_of_lists_and_lines(source: str) -> None:
+    with pytest.raises(TemplateLimitError):
+        render(DOUBLED + source)
+
+
+def test_namespaces_do_not_print_what_they_hold() -> None:
+    assert render(DOUBLED + "{{ ns }}") == "<Namespace>"
+
+
+def test_long_conversations_may_be_compared_and_counted() -> None:
+    messages = [{"role": "user", "content": "x" * 1000} for _ in range(300)]
+    source = (
+        "{% for m in messages %}{% if m == messages[-1] and m.content != '' and loop.index == messages|length %}{{ m.role }}"
+        "{% endif %}{% if tools is not none and messages is defined and 'y' not in m.content %}.{% endif %}{% endfor %}"
+    )
+    assert render(source, messages=messages, tools=[{"a": "b" * 1000}]) == "." * 299 + "user."
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -79,6 +134,10 @@ def test_bombs(source: str) -> None:
         "{{ 'a'.encode().hex() }}",
         "{{ '%1000000000d' % 1 }}",
         "{{ '%*d' % (10**9, 1) }}",
+        "{{ '%(a)9999999999d' % {'a': 1} }}",
+        "{{ '%(a%b)9999999999d' % {'a%b': 1} }}",
+        "{{ '%(a()b)9999999999d' % {'a()b': 1} }}",
+        "{{ '%(a)9999999999d'|format(a=1) }}",
         "{{ '%1000000000d'|format(1) }}",
         "{{ '{:1000000000}'.format(1) }}",
         "{{ '{:{}}'.format(1, 10**9) }}",
@@ -105,6 +164,8 @@ def test_filters_that_templates_do_not_use(name: str) -> None:
 def test_deadline() -> None:
     with pytest.raises(TemplateLimitError, match="takes longer"):
         render("{% for i in range(99999) %}{% endfor %}", characters=10**9, seconds=0.01)
+    with pytest.raises(TemplateLimitError, match="takes longer"):
+        render(DOUBLED + "{{ ns.x == ns.y }}", characters=10**12, seconds=0.1)
 
 
 def test_budget_covers_compiling_and_rendering_of_one_thread_only() -> None:

@@ -13,6 +13,7 @@ from golden_tokenizers import FOLDER, cases, metadata, tokenizer
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from trivium.errors import EngineError, ModelLoadError, ModelNotFoundError, RequestError, UnsupportedModelError
+from trivium.models import sentencepiece_bpe
 from trivium.models.tokenizer import Tokenizer
 from trivium.models.tokenizer_parts import TokenizerParts
 
@@ -103,6 +104,27 @@ def test_post_processor_says_what_surrounds_a_prompt(tmp_path: Path) -> None:
     assert loaded.encode_prompt("") == [0, 2]
 
 
+@pytest.mark.parametrize(
+    ("config", "begins", "ends"),
+    [
+        ({"tokenizer_class": "LlamaTokenizerFast"}, True, False),
+        ({"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": False, "add_eos_token": True}, False, True),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": True}, False, False),
+    ],
+)
+def test_llamas_class_says_what_surrounds_a_prompt(tmp_path: Path, config: dict[str, Any], begins: bool, ends: bool) -> None:
+    config = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", **config}
+    loaded = Tokenizer.from_folder(write_folder(tmp_path, tokenizer("smollm").to_json(), tokenizer_config=config))
+    assert loaded.encode_prompt("Hello") == [0] * begins + loaded.encode("Hello") + [2] * ends
+
+
+def test_llamas_class_has_names_for_begin_and_end(tmp_path: Path) -> None:
+    loaded = Tokenizer.from_folder(
+        write_folder(tmp_path, metaspace_backend(), tokenizer_config={"tokenizer_class": "LlamaTokenizer"})
+    )
+    assert loaded.encode_prompt("a") == [0, *loaded.encode("a")]
+
+
 def test_truncation_and_padding_are_off(tmp_path: Path) -> None:
     backend = tokenizers.Tokenizer.from_str(tokenizer("smollm").to_json())
     backend.enable_truncation(2)
@@ -126,6 +148,13 @@ def test_damaged_tokenizer_json(tmp_path: Path, text: str, capfd: pytest.Capture
         Tokenizer.from_folder(tmp_path)
 
 
+def test_ids_beyond_any_vocabulary(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 4_294_967_290}, []))
+    backend.decoder = decoders.ByteLevel()
+    with pytest.raises(ModelLoadError, match="ids of tokens must be below 4194304, got 4294967290"):
+        Tokenizer.from_folder(write_folder(tmp_path, backend))
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -135,6 +164,7 @@ def test_damaged_tokenizer_json(tmp_path: Path, text: str, capfd: pytest.Capture
         ('{"eos_token": {"content": ""}}', "eos_token must be a string or an object"),
         ('{"added_tokens_decoder": []}', "added_tokens_decoder must be an object"),
         ('{"added_tokens_decoder": {"x": {"content": "a"}}}', "ids of added_tokens_decoder must be integers"),
+        ('{"added_tokens_decoder": {"%s": "x"}}' % ("9" * 5000), "ids of added_tokens_decoder must be integers"),
         ('{"added_tokens_decoder": {"1": {}}}', "added_tokens_decoder must be a string or an object"),
     ],
 )
@@ -195,6 +225,13 @@ def test_ernie_roles_and_added_tokens(tmp_path: Path) -> None:
     assert {3, 480} <= loaded.special_ids
     assert 481 not in loaded.special_ids
     assert loaded.vocab_size == 482
+
+
+def test_pieces_of_too_many_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = sentencepiece_folder(tmp_path, "llama")
+    monkeypatch.setattr(sentencepiece_bpe, "_MAX_MERGES", 100)
+    with pytest.raises(ModelLoadError, match="made of others in 100 ways, these are in more"):
+        Tokenizer.from_folder(folder)
 
 
 @pytest.mark.parametrize("entry", [{"481": {"content": "<gap>"}}, {"5": {"content": "<other>"}}])

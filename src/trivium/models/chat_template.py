@@ -90,7 +90,7 @@ class ChatTemplate:
             raise _wrong("tools", "a list of objects", tools)
         values = {"messages": checked, "tools": tools, **own}
         marker = _Marker(self._special, values)
-        values = {name: marker.marked(value, name) for name, value in values.items()}
+        values = {name: marker.marked(value, (name,)) for name, value in values.items()}
         text = self._run(values | {"add_generation_prompt": add_generation_prompt}, marker.num_chars)
         return marker.unmarked(text)
 
@@ -201,8 +201,11 @@ def _compile(source: str, sandbox: TemplateSandbox) -> jinja2.Template:
 
 def _pick(value: object, name: str) -> str | None:
     if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
+        entries = [entry for entry in value if isinstance(entry, dict)]
+        for entry in entries:
+            if not isinstance(entry.get("name"), str):
+                raise ModelLoadError(f"{name} must name its templates with strings, got {entry.get('name')!r:.80}")
+        value = {entry["name"]: entry.get("template") for entry in entries}.get("default")
     if value is not None and not isinstance(value, str):
         raise ModelLoadError(f"{name} must be a string or a list of named templates, got a {type(value).__name__}")
     return value
@@ -210,7 +213,11 @@ def _pick(value: object, name: str) -> str | None:
 
 def _wrong(field: str, allowed: str, value: object) -> RequestError:
     """Like `RequestError.out_of_range`, but a long conversation is not repeated in the message."""
-    return RequestError(f"{field} must be {allowed}, got {value!r:.80}", field=field, allowed=allowed, value=value)
+    try:
+        came = f"{value!r:.80}"
+    except RecursionError:
+        came = f"a {type(value).__name__} that is nested too deep"
+    return RequestError(f"{field} must be {allowed}, got {came}", field=field, allowed=allowed, value=value)
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]], parts_allowed: Callable[[], bool]) -> list[dict[str, Any]]:
@@ -277,23 +284,24 @@ class _Marker:
             raise RequestError("the messages hold all of Unicode's noncharacters; some must be left", field="messages")
         self._mark = min(unused)
 
-    def marked(self, value: Any, name: str, depth: int = 0) -> Any:
-        """A deep copy with marks; `name` is what errors call the value."""
+    def marked(self, value: Any, where: tuple[str | int, ...]) -> Any:
+        """A deep copy with marks; `where` are the name, keys and indexes that lead to the value, for errors."""
         if isinstance(value, str):
             self.num_chars += len(value)
             return self._mark_text(value)
         if value is None or isinstance(value, (bool, int, float)):
             return value
-        if depth == _MAX_DEPTH:
+        if len(where) > _MAX_DEPTH:
+            name = _path(where)
             raise RequestError(f"{name} is nested more than {_MAX_DEPTH} levels deep", field=name)
         if isinstance(value, Mapping):
             if not all(isinstance(key, str) for key in value):
-                raise _wrong(name, "an object whose keys are strings", value)
+                raise _wrong(_path(where), "an object whose keys are strings", value)
             self.num_chars += sum(map(len, value))
-            return {self._mark_text(key): self.marked(item, f"{name}.{key}", depth + 1) for key, item in value.items()}
+            return {self._mark_text(key): self.marked(item, (*where, key)) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self.marked(item, f"{name}[{index}]", depth + 1) for index, item in enumerate(value)]
-        raise _wrong(name, "made of strings, numbers, booleans, null, lists and objects", value)
+            return [self.marked(item, (*where, index)) for index, item in enumerate(value)]
+        raise _wrong(_path(where), "made of strings, numbers, booleans, null, lists and objects", value)
 
     def unmarked(self, text: str) -> RenderedPrompt:
         """The text without marks; where they were, one character earlier, no special token begins."""
@@ -313,16 +321,23 @@ class _Marker:
         return self._mark.join(text[i:j] for i, j in zip([0, *starts], [*starts, len(text)], strict=True))
 
 
-def _remove_used(value: object, unused: set[str]) -> None:
-    """Take the characters that occur in a value's strings out of `unused`."""
+def _path(where: tuple[str | int, ...]) -> str:
+    """What errors call a value; keys may be of any length."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part:.40}" for part in where)[1:]
+
+
+def _remove_used(value: object, unused: set[str], depth: int = 0) -> None:
+    """Take the characters that occur in a value's strings out of `unused`; what is nested too deep is refused later."""
     if isinstance(value, str):
         # No noncharacter is in Latin-1 and few texts reach past U+FDCF, so most are done here.
         if not value.isascii() and max(value) >= "\ufdd0":
             unused.difference_update(value)
+    elif depth > _MAX_DEPTH:
+        return
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            _remove_used(key, unused)
-            _remove_used(item, unused)
+            _remove_used(key, unused, depth + 1)
+            _remove_used(item, unused, depth + 1)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            _remove_used(item, unused)
+            _remove_used(item, unused, depth + 1)

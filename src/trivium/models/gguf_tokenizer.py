@@ -47,6 +47,8 @@ _ROLES = {
 _END_ROLES = ("eos_token", "eot_token", "eom_token")
 # Many files name only the end of text although the model ends its turns with one of these.
 _END_OF_TURN_TEXTS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
+# Others name only the end of turn, and the end of text in another role. Elsewhere (SmolLM2's unknown token) these end nothing.
+_END_OF_TEXT_TEXTS = ("<|endoftext|>", "<|end_of_text|>", "<|end|>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,7 @@ def _finish(
     end_ids = {ids[role] for role in _END_ROLES if role in ids}
     added = backend.get_added_tokens_decoder()
     end_ids |= {i for i, token in added.items() if token.special and token.content in _END_OF_TURN_TEXTS}
+    end_ids |= {ids[role] for role in ("bos_token", "pad_token") if role in ids and tokens[ids[role]] in _END_OF_TEXT_TEXTS}
     return TokenizerParts(
         backend,
         vocab_size=len(tokens),

@@ -130,11 +130,20 @@ def _load_folder(path: Path, config: EngineConfig, progress: Progress | None) ->
     hf_config = _read_json(path / "config.json")
     generation_path = path / "generation_config.json"
     generation = _checked_generation(_read_json(generation_path), generation_path) if generation_path.exists() else {}
+    _check_end_tokens(hf_config, path / "config.json")
+    _check_end_tokens(generation, generation_path)
     folder: _Files = SafetensorsFolder.open(path)
     with contextlib.closing(folder):
         decoder = decoder_from_hf(Fields(hf_config, str(path / "config.json")), folder, config.max_model_len)
         native, source_bytes = _build(path, decoder, config, progress)
     return LoadedDecoder(native, decoder.spec, source_bytes, None, hf_config, generation, path)
+
+
+def _check_end_tokens(values: dict[str, Any], path: Path) -> None:
+    """Raise `ModelLoadError` if `eos_token_id` is neither an id nor a list of ids."""
+    named = values.get("eos_token_id")
+    if not all(token is None or type(token) is int for token in (named if isinstance(named, list) else [named])):
+        raise ModelLoadError(f"{path}: eos_token_id must be an integer or a list of integers, got {named!r:.80}")
 
 
 def _checked_generation(given: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -16,6 +16,8 @@ __all__ = ["build_sentencepiece_bpe"]
 _SPACE = "\u2581"
 # Every way to cut a piece in two is looked at, so long pieces cost the square of their length.
 _MAX_PIECE_CHARS = 512
+# Hundreds of bytes each; models have a few per piece, but pieces can be made that can all be cut anywhere.
+_MAX_MERGES = 1 << 23
 
 
 def build_sentencepiece_bpe(
@@ -83,5 +85,7 @@ def _merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
             left, right = text[:cut], text[cut:]
             if left in scores and right in scores:
                 ranked.append((-score, -cut, left, right))
+        if len(ranked) > _MAX_MERGES:
+            raise ModelLoadError(f"tokenizer: its pieces may be made of others in {_MAX_MERGES} ways, these are in more")
     ranked.sort(key=lambda merge: merge[:2])
     return [(left, right) for _, _, left, right in ranked]

@@ -5,10 +5,11 @@ Jinja's sandbox keeps a template away from Python's internals, but not from memo
 - every loop iteration, call, filter and test is counted, and so is every character that an operation makes: the counter is a
   `Budget`, which also has a deadline for what is slow without being much;
 - operations whose result may be far larger than their operands (`*`, `**`, `+`, `~`, `%`, join, replace, indent, format,
-  tojson, output) are counted before they are done;
+  tojson, output, comparing) are counted before they are done;
 - strings, lists and mappings have the methods that templates use, and no others; likewise filters.
 
-Loops are counted by a statement put at the start of each loop's body before the template is compiled.
+Loops are counted by a statement put at the start of each loop's body before the template is compiled. A list may hold another
+many times over, and this another: as text, or where it is compared, it is far larger than in memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import functools
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Sequence, ValuesView
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
@@ -40,7 +41,9 @@ _COST_OF_STEP = 64  # characters that a loop iteration or a call counts as
 _COST_OF_ITEM = 8  # the same for an item of a list that is turned into text
 _MAX_POWER_BITS = 4096
 _MAX_INDENT = 16
+_CHARS_COMPARED = 16  # that cost as much as one that is made
 _SIZED = (str, list, tuple, dict, range)
+_VIEWS = (KeysView, ValuesView, ItemsView)
 
 # fmt: off
 _STR_METHODS = frozenset((
@@ -56,6 +59,12 @@ _FILTERS = (
     "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "reverse", "safe", "select", "selectattr",
     "sort", "title", "trim", "unique", "upper", "wordcount",
 )
+# Filters and tests that make texts of their arguments, and those that compare them.
+_TEXT_MAKING = frozenset(("capitalize", "e", "escape", "lower", "safe", "title", "trim", "upper", "wordcount"))
+_COMPARING = frozenset((
+    "dictsort", "groupby", "max", "min", "sort", "unique",
+    "!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le", "lessthan", "lt", "ne",
+))
 # fmt: on
 
 
@@ -81,6 +90,15 @@ class Budget:
     def step(self) -> None:
         """One iteration or call."""
         self.spend(_COST_OF_STEP)
+        self.check_time()
+
+    def look_at(self, count: int) -> None:
+        """Going through so many items."""
+        self.spend(_COST_OF_ITEM * count)
+        self.check_time()
+
+    def check_time(self) -> None:
+        """Raises `TemplateLimitError` after the deadline."""
         if time.monotonic() > self.deadline:
             raise TemplateLimitError("the template takes longer than it may")
 
@@ -113,10 +131,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             finalize=_count_output,
             cache_size=0,
         )
-        self.filters = {name: _counted(FILTERS[name]) for name in _FILTERS}
-        self.filters |= {name: _counted(function) for name, function in _OWN_FILTERS.items()}
-        self.filters["_step"] = _step
-        self.tests = {name: _counted(cast(Callable[..., Any], test)) for name, test in self.tests.items()}
+        self.filters = {name: _counted(name, FILTERS[name]) for name in _FILTERS}
+        self.filters |= {name: _counted(name, function) for name, function in _OWN_FILTERS.items()}
+        self.filters |= {"_step": _step, "_compared": _compared}
+        self.tests = {name: _counted(name, cast(Callable[..., Any], test)) for name, test in self.tests.items()}
         self.globals = {
             "range": self.globals["range"],
             "dict": _make_dict,
@@ -174,6 +192,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                 budget.spend(_replaced_size(owner, args[0], args[1]))
             else:
                 budget.spend(len(owner))
+        elif isinstance(owner, (list, tuple)):
+            budget.spend(sum(map(_compared_size, (owner, *args))))
+        elif isinstance(owner, dict):
+            budget.spend(sum(map(_compared_size, args)))
         return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -203,7 +225,7 @@ class _GenerationTag(Extension):
 
 
 class _CountingTransformer(NodeTransformer):
-    """Makes loops count their iterations, and `a ~ b` count its characters."""
+    """Makes loops count their iterations, and `a ~ b`, comparisons and keys what they look at."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -217,6 +239,31 @@ class _CountingTransformer(NodeTransformer):
         self.generic_visit(node)
         return nodes.Filter(nodes.List(node.nodes), "_concat", [], [], None, None).set_lineno(node.lineno)
 
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.expr = _counting_compared(node.expr)
+        for operand in node.ops:
+            operand.expr = _counting_compared(operand.expr)
+        return node
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.key = _counting_compared(node.key)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.arg = _counting_compared(node.arg)
+        return node
+
+
+def _counting_compared(side: nodes.Expr) -> nodes.Expr:
+    if isinstance(side, (nodes.Const, nodes.Slice)):
+        return side
+    counted = nodes.Filter(side, "_compared", [], [], None, None)
+    counted.set_lineno(side.lineno)
+    return counted
+
 
 class _SafeNamespace(Namespace):
     """Jinja's namespace without names that begin with an underscore."""
@@ -227,6 +274,9 @@ class _SafeNamespace(Namespace):
         for name in values:
             _check_name(name)
         Namespace.__init__(self, values)
+
+    def __repr__(self) -> str:  # without what it holds, which may be any amount of text
+        return "<Namespace>"
 
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
@@ -239,11 +289,12 @@ def _check_name(name: object) -> None:
 
 
 def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    _budget.get().spend(sum(map(_compared_size, args)))
     return dict(*args, **kwargs)
 
 
 def _raise_exception(message: object) -> None:
-    raise jinja2.TemplateError(str(message))
+    raise jinja2.TemplateError(_string(message))
 
 
 def _strftime_now(format: str) -> str:
@@ -258,14 +309,24 @@ def _step(value: object) -> bool:
     return True
 
 
-def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
+def _compared(value: Any) -> Any:
+    _budget.get().spend(_compared_size(value))
+    return value
+
+
+def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter or test that counts a step and the sizes of its arguments. `wraps` keeps Jinja's marks on the function."""
+    size: Callable[[Any], int] = _size
+    if name in _TEXT_MAKING:
+        size = _text_size
+    elif name in _COMPARING:
+        size = _compared_size
 
     @functools.wraps(function)
     def counted(*args: Any, **kwargs: Any) -> Any:
         budget = _budget.get()
         budget.step()
-        budget.spend(sum(map(_size, args)))
+        budget.spend(sum(map(size, (*args, *kwargs.values()))))
         return function(*args, **kwargs)
 
     return counted
@@ -282,12 +343,29 @@ def _text_size(value: Any, indent: int = 0, depth: int = 1) -> int:
         return len(value)
     if isinstance(value, int):
         return value.bit_length() // 3 + 2
+    if (items := _items(value)) is not None:
+        return 2 + sum(_text_size(item, indent, depth + 1) + 4 + indent * depth for item in items)
+    return 64
+
+
+def _compared_size(value: Any) -> int:
+    """What comparing a value counts as; looking at a list counts, too."""
+    if isinstance(value, str):
+        return len(value) // _CHARS_COMPARED + 1
+    items = _items(value)
+    return 1 if items is None else sum(map(_compared_size, items))
+
+
+def _items(value: Any) -> Sequence[Any] | None:
+    """What a list or mapping holds, which is counted; None for anything else."""
     if isinstance(value, dict):
         value = [*value.keys(), *value.values()]
-    if isinstance(value, (list, tuple)):
-        _budget.get().spend(_COST_OF_ITEM * len(value))
-        return 2 + sum(_text_size(item, indent, depth + 1) + 4 + indent * depth for item in value)
-    return 64
+    elif isinstance(value, _VIEWS):
+        value = list(value)
+    elif not isinstance(value, (list, tuple)):
+        return None
+    _budget.get().look_at(len(value))
+    return cast(Sequence[Any], value)
 
 
 def _product_size(left: Any, right: Any) -> int:
@@ -309,9 +387,10 @@ def _replaced_size(text: str, old: Any, new: Any) -> int:
 
 
 def _percent_format(text: Any, values: Any) -> str:
-    text = str(text)
-    if re.search(r"%[^%a-zA-Z]*(\*|\d{4})", text):
-        raise SecurityError("% formats must not have widths from arguments nor above 999")
+    text = _string(text)
+    # Parentheses within the name of a value would hide where its width begins.
+    if re.search(r"%(\([^()]*\))?[^%a-zA-Z]*(\*|\d{4})|%\([^)]*\(", text):
+        raise SecurityError("% formats must not have widths from arguments nor above 999, nor names with parentheses")
     largest = max(map(_text_size, values), default=0) if isinstance(values, tuple) else _text_size(values)
     _budget.get().spend(len(text) + text.count("%") * (1000 + largest))
     return str(text % values)
@@ -341,14 +420,15 @@ def _join(eval_context: nodes.EvalContext, value: Iterable[Any], d: str = "", at
 
 
 def _replace(value: Any, old: str, new: str, count: int = -1) -> str:
-    text = str(value)
+    text = _string(value)
     _budget.get().spend(_replaced_size(text, old, new))
     return text.replace(old, new, -1 if count is None else count)
 
 
 def _indent(value: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
     size = len(width) if isinstance(width, str) else width
-    _budget.get().spend(len(value) + (value.count("\n") + 1) * max(size, 0))
+    _budget.get().spend(len(value))
+    _budget.get().spend((len(value.splitlines()) + 1) * max(size, 0))
     return do_indent(value, width, first, blank)
 
 
@@ -374,7 +454,7 @@ def _tojson(
 ) -> str:
     """JSON as Hugging Face's templates expect it: not escaped for HTML, other alphabets as they are."""
     if indent is not None and not (isinstance(indent, int) and 0 <= indent <= _MAX_INDENT):
-        raise TemplateLimitError(f"tojson takes an indent from 0 to {_MAX_INDENT}, got {indent!r}")
+        raise TemplateLimitError(f"tojson takes an indent from 0 to {_MAX_INDENT}, got a {type(indent).__name__}")
     if separators is not None and any(len(separator) > _MAX_INDENT for separator in separators):
         raise TemplateLimitError(f"tojson takes separators of at most {_MAX_INDENT} characters")
     _budget.get().spend(_text_size(value, indent or 0))

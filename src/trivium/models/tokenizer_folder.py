@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from trivium.errors import ModelLoadError, ModelNotFoundError, UnsupportedModelError
+from trivium.models.families.family import MAX_VOCAB
 from trivium.models.sentencepiece_bpe import build_sentencepiece_bpe
 from trivium.models.sentencepiece_model import SentencePieceModel, read_sentencepiece_model
 from trivium.models.tokenizer_parts import TokenizerParts, guarded
@@ -30,6 +31,7 @@ _ROLES = (
     "cls_token",
     "mask_token",
 )
+_MAX_ID_DIGITS = 18  # Python's int() refuses thousands of them
 _END_ROLES = ("eos_token", "eot_token", "eom_token")
 
 
@@ -77,10 +79,18 @@ class _Config:
             special |= {_text(entry, "additional_special_tokens") for entry in (listed if isinstance(listed, list) else [])}
         return cls(values, roles, added, frozenset(special))
 
+    @property
+    def is_llama(self) -> bool:
+        """Whether the tokenizer is of Llama's class; Llama 3 has the general one."""
+        return "Llama" in str(self.values.get("tokenizer_class", ""))
+
 
 def _from_json(path: Path, config: _Config) -> TokenizerParts:
     backend = guarded(lambda: tokenizers.Tokenizer.from_str(_read(path).decode()), str(path))
-    prefix, suffix = guarded(lambda: _around(backend), str(path))
+    if config.is_llama:  # the class has rules of its own, over the file's
+        prefix, suffix = _affixes(backend, config, {"bos_token": "<s>", "eos_token": "</s>"} | config.roles)
+    else:
+        prefix, suffix = guarded(lambda: _around(backend), str(path))
     return _finish(backend, config, config.roles, prefix, suffix)
 
 
@@ -106,10 +116,7 @@ def _from_sentencepiece(path: Path, config: _Config) -> TokenizerParts:
                 f"{path}: added token {text!r} should have the id {token_id}, gets {backend.token_to_id(text)}"
             )
     roles = _piece_roles(model) | config.roles
-    # Llama's tokenizer class puts a begin token before a text unless told otherwise; ERNIE's has its template do it.
-    llama = "Llama" in str(config.values.get("tokenizer_class", ""))
-    prefix = _affix(backend, config.values.get("add_bos_token", llama), roles.get("bos_token"))
-    suffix = _affix(backend, config.values.get("add_eos_token", False), roles.get("eos_token"))
+    prefix, suffix = _affixes(backend, config, roles)
     return _finish(backend, config, roles, prefix, suffix)
 
 
@@ -123,10 +130,14 @@ def _finish(
         if not token.special and backend.token_to_id(text) is not None:
             token.special = True
             backend.add_tokens([token])
+    # A few tokens may have ids of any size, and everything that is kept per id would be as large.
+    vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if vocab_size > MAX_VOCAB:
+        raise ModelLoadError(f"tokenizer: ids of tokens must be below {MAX_VOCAB}, got {vocab_size - 1}")
     ends = (backend.token_to_id(roles[role]) for role in _END_ROLES if role in roles)
     return TokenizerParts(
         backend,
-        vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
+        vocab_size=vocab_size,
         special_tokens=roles,
         prefix=prefix,
         suffix=suffix,
@@ -142,6 +153,14 @@ def _around(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, 
         if whole[start : start + len(inner)] == inner:
             return tuple(whole[:start]), tuple(whole[start + len(inner) :])
     return (), ()
+
+
+def _affixes(backend: tokenizers.Tokenizer, config: _Config, roles: dict[str, str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What tokenizer_config.json, or else the tokenizer's class, wants before and after a text."""
+    # Llama's tokenizer class puts a begin token before a text unless told otherwise; ERNIE's has its template do it.
+    prefix = _affix(backend, config.values.get("add_bos_token", config.is_llama), roles.get("bos_token"))
+    suffix = _affix(backend, config.values.get("add_eos_token", False), roles.get("eos_token"))
+    return prefix, suffix
 
 
 def _affix(backend: tokenizers.Tokenizer, wanted: object, text: str | None) -> tuple[int, ...]:
@@ -168,7 +187,7 @@ def _text(value: object, name: str) -> str:
 
 
 def _id(value: object, name: str) -> int:
-    if isinstance(value, str) and value.isdecimal():
+    if isinstance(value, str) and value.isdecimal() and len(value) <= _MAX_ID_DIGITS:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ModelLoadError(f"tokenizer configuration: ids of {name} must be integers >= 0, got {value!r:.80}")
