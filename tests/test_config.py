@@ -40,6 +40,7 @@ def test_defaults_are_valid_and_every_option_has_help():
         ({"num_kv_blocks": -1}, "num_kv_blocks"),
         ({"num_threads": 0}, "num_threads must be 1..256"),
         ({"seed": 2**64}, "seed"),
+        ({"seed": 10**400}, "seed must be 0.."),
         ({"max_logprobs": -2}, "max_logprobs"),
         ({"max_num_seqs": "many"}, "max_num_seqs must be an integer, got 'many'"),
         ({"max_num_seqs": True}, "max_num_seqs must be an integer, got True"),

@@ -109,9 +109,9 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
             return list(value)
         if kind is str and isinstance(value, (str, os.PathLike)):
             return os.fspath(value)
-        if kind is int and number and math.isfinite(value) and value == int(value):
+        if kind is int and number and (isinstance(value, int) or (math.isfinite(value) and value == int(value))):
             return int(value)
-        if kind is float and number and math.isfinite(value):
+        if kind is float and number and abs(value) <= sys.float_info.max:  # isfinite() cannot take integers above that
             return float(value)
         if kind is bool and isinstance(value, bool):
             return value

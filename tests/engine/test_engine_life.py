@@ -293,7 +293,7 @@ def test_stop_strings_are_worked_out_once_and_by_the_caller(monkeypatch):
         threads.append(threading.current_thread())
         return StopPatterns(stops)
 
-    monkeypatch.setattr("trivium.engine.native_engine.StopPatterns", patterns)
+    monkeypatch.setattr("trivium.engine.sampler_factory.StopPatterns", patterns)
     with make_engine() as engine:
         answers = ask(engine, request("a", n=5, temperature=1.0, seed=1, stop=("a", "e"), max_tokens=40))
     assert {answer.reason for answer in answers} <= {"stop", "length"}

@@ -256,6 +256,19 @@ def test_tools_are_one_or_many_or_objects(llm: LLM) -> None:
         llm.chat(message, tools=[tool, {"name": "f"}])
 
 
+def test_tools_that_the_template_does_not_show_are_refused(llm: LLM, engine: FakeEngine) -> None:
+    message = [{"role": "user", "content": "hi"}]
+    tool = {"type": "function", "function": {"name": "f"}}
+    silent = "{{ messages[0].content }}"
+    with pytest.raises(RequestError, match="chat template does not tell the model of them") as caught:
+        llm.chat(message, tools=tool, chat_template=silent)
+    assert caught.value.field == "tools"
+    assert engine.requests == []
+    assert llm.chat(message, use_tqdm=False, tools=[], chat_template=silent)[0].prompt == "hi"
+    picky = "{{ messages[0].content if messages | length == 2 else raise_exception('two') }}{{ tools | length }}"
+    assert llm.chat(message * 2, use_tqdm=False, tools=tool, chat_template=picky)[0].prompt == "hi1"
+
+
 @pytest.mark.parametrize(
     ("messages", "kind", "message"),
     [

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from engine_parts import Door, make_engine, request
 from fake_engine import FakeEngine, reply_to, texts
 
 from trivium.doors.library import batch as batch_module
 from trivium.doors.library import progress
+from trivium.doors.library.answers import Answer
 from trivium.doors.library.llm import LLM
 from trivium.doors.library.sampling_params import SamplingParams
 from trivium.errors import EngineDeadError, QueueFullError
@@ -40,6 +42,24 @@ def test_batches_larger_than_the_queue_are_fed_gradually(llm: LLM, engine: FakeE
     assert [o.prompt for o in outputs] == prompts
     assert sum(engine.chunks) == 100
     assert max(engine.chunks) == 16
+
+
+def test_answers_are_put_together_as_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Semaphore(3)  # the first answer and its end
+    whole, unfinished = Answer.whole, []
+
+    def go_on(answer: Answer, deltas: Any) -> Any:
+        unfinished.append(engine.stats().running)
+        gate.release(100)
+        return whole(answer, deltas)
+
+    monkeypatch.setattr(Answer, "whole", go_on)
+    with FakeEngine(lambda prompt, *_: prompt, max_num_seqs=2, gate=gate) as engine:
+        rescue = threading.Timer(10, gate.release, [100])
+        rescue.start()
+        assert texts(LLM.from_engine(engine).generate(["ab", "abcdefgh"], use_tqdm=False)) == ["ab", "abcdefgh"]
+        rescue.cancel()
+    assert unfinished == [1, 0]
 
 
 def test_samples_count_in_the_queue(llm: LLM, engine: FakeEngine) -> None:
@@ -253,6 +273,30 @@ def test_a_forgotten_stream_aborts_too() -> None:
         gc.collect()
         assert engine.idle
         assert engine.aborted
+
+
+def test_a_stream_that_is_collected_on_the_engines_thread_does_not_stop_it() -> None:
+    def collect(_: object) -> None:
+        gc.collect()
+        done.set()
+
+    done = threading.Event()
+    gc.disable()  # the cycle must wait for the engine's thread
+    try:
+        with make_engine() as engine:
+            engine.native.gate.clear()
+            cycle: list[Any] = [LLM.from_engine(engine).generate("a", SamplingParams(max_tokens=200), stream=True)]
+            cycle.append(cycle)
+            del cycle
+            engine.submit([request("other", max_tokens=1)], collect)
+            engine.native.gate.set()
+            assert done.wait(10)
+            door = Door()
+            engine.submit([request("next", max_tokens=1)], door)
+            door.wait("next", timeout=10)
+            assert engine.stats().finished["abort"] == 1
+    finally:
+        gc.enable()
 
 
 def test_two_streams_at_once(llm: LLM) -> None:

@@ -49,6 +49,8 @@ class Batch:
         if not unfinished:
             return
         self._engine.abort(unfinished)
+        if self._engine.is_own_thread:  # where the garbage collector may drop a stream: nothing ends while that thread waits
+            return
         with self._changed:
             certain = set(unfinished) - set(self._submitting)
             self._changed.wait_for(lambda: certain.isdisjoint(self._running))

@@ -165,7 +165,9 @@ class LLM:
         return pieces  # type: ignore[return-value]
 
     def _run(self, asked: list[Asked], use_tqdm: bool) -> list[RequestOutput]:
-        deltas: list[list[OutputDelta]] = [[] for item in asked for _ in range(item.request.n)]
+        answers = self._answers(asked)
+        deltas: list[list[OutputDelta]] = [[] for _ in answers]
+        outputs: dict[int, RequestOutput] = {}
         prompt_of = {item.request.request_id: i for i, item in enumerate(asked)}
         first_of = _first_rows(asked)
         with (
@@ -175,10 +177,13 @@ class LLM:
             batch.feed()
             while new := batch.next():
                 for delta in new:
-                    deltas[first_of[delta.request_id] + delta.index].append(delta)
+                    row = first_of[delta.request_id] + delta.index
+                    deltas[row].append(delta)
+                    if delta.finished:  # there are about as many deltas as tokens: long batches must not keep them all
+                        outputs[row] = answers[row].whole(deltas[row])
+                        deltas[row] = []
                     progress.take(prompt_of[delta.request_id], delta)
-        answers = self._answers(asked)
-        return [answer.whole(own) for answer, own in zip(answers, deltas, strict=True)]
+        return [outputs[row] for row in range(len(answers))]
 
     def _stream(self, asked: list[Asked]) -> Generator[list[RequestOutput | None] | None, None, None]:
         """First yields None, when the requests are queued; then a list per step."""

@@ -73,6 +73,8 @@ class Preparation:
         variables = {"enable_thinking": True, **(chat_template_kwargs or {})}
         template = self._template(chat_template)
         plain_tools = read_tools(tools)
+        if plain_tools is not None:
+            _check_tools_shown(template, plain_tools, variables)
         readers = [partial(self._render, template, c, plain_tools, variables) for c in conversations]
         return self._build("messages", called, sampling, readers)
 
@@ -134,3 +136,20 @@ class Preparation:
         rendered = template.render(conversation, tools=tools, variables=variables)
         thinking = None if self.reader.reasoning is None else self.reader.reasoning.prompt_opens_thought(rendered.text)
         return rendered.text, rendered.tokens(self._engine.tokenizer), thinking
+
+
+def _check_tools_shown(template: ChatTemplate, tools: list[dict[str, Any]], variables: Mapping[str, Any]) -> None:
+    """Raise `RequestError` if the template would keep the tools from the model."""
+    probe = [{"role": "user", "content": "x"}]
+    try:
+        with_tools, without = (template.render(probe, tools=given, variables=variables).text for given in (tools, None))
+    except RequestError:  # it is the conversation's rendering that says what is wrong
+        return
+    if with_tools == without:
+        raise RequestError(
+            "tools must be None: the chat template does not tell the model of them; give a chat_template that does, or "
+            "describe them in a message",
+            field="tools",
+            allowed="None",
+            value=tools,
+        )

@@ -262,7 +262,7 @@ class SamplingParams:
         _require_type("logit_bias", bias, (Mapping,), "a dict of token id to number")
         try:
             return {int(token): float(value) for token, value in (bias or {}).items()}
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ParameterTypeError(
                 f"logit_bias must be a dict of token id to number: {error}", field="logit_bias", value=bias
             ) from error
@@ -287,7 +287,12 @@ def _require_number(name: str, value: Any, allowed: str, inside: Any, *, optiona
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ParameterTypeError(f"{name} must be a number {allowed}, got {value!r}", field=name, allowed=allowed, value=value)
-    if not inside(value):  # NaN is inside no range
+    try:
+        number = float(value)
+    except OverflowError as error:
+        message = f"{name} must be a number {allowed}, got an integer that no float can hold"
+        raise RequestError(message, field=name, allowed=allowed, value=value) from error
+    if not inside(number):  # NaN is inside no range
         raise RequestError.out_of_range(name, f"a number {allowed}", value)
 
 
