@@ -6,7 +6,7 @@ import threading
 import pytest
 from cli_parts import FakeEngine, RoleTemplate, run, use_engine
 
-from trivium.cli.chat import Chat
+from trivium.cli.chat import Chat, typed_lines
 from trivium.engine.sampling import SamplingOptions
 from trivium.errors import EngineDeadError
 
@@ -27,6 +27,27 @@ def test_piped_lines_are_messages(monkeypatch):
         "system: Be kind.\nuser: one\nassistant: answer 1\nuser: two\nassistant: ",
     ]
     assert opened[0].opened_with.max_num_seqs == 1
+
+
+def test_lines_in_no_encoding(monkeypatch):
+    use_engine(monkeypatch, count_turns)
+    result = run("chat", stdin=b"\xff\n")
+    assert result.exit_code == 2
+    assert "stdin must be UTF-8" in result.stderr
+
+
+def test_a_typed_line_in_no_encoding(monkeypatch, capsys):
+    typed = iter([b"\xff", b"one", b"\x04"])
+
+    def read_line(_):
+        line = next(typed)
+        if line == b"\x04":
+            raise EOFError
+        return line.decode()
+
+    monkeypatch.setattr("builtins.input", read_line)
+    assert list(typed_lines()) == ["one"]
+    assert "messages must be UTF-8" in capsys.readouterr().err
 
 
 def test_exit_ends_at_once(monkeypatch):
@@ -83,9 +104,13 @@ def test_save(chat, tmp_path, capsys):
     chat.take(f"/save {tmp_path / 'a b.json'}")
     assert json.loads((tmp_path / "a b.json").read_text("utf-8")) == chat.messages
     chat.take(f"/save {tmp_path}")
+    chat.take("/save ~nosuchuser/x.json")
+    chat.take("/save a\0b")
     chat.take("/save")
     errors = capsys.readouterr().err
     assert f"cannot write {tmp_path}" in errors
+    assert "cannot write ~nosuchuser/x.json: " in errors
+    assert "cannot write a\0b: " in errors
     assert "needs the name" in errors
 
 

@@ -21,7 +21,11 @@ from trivium.cli.unit.talk import Talk
 
 
 class SpeechUnit(PlainUnit):
-    """Takes all sound, and is listed."""
+    """Takes all sound, is listed, and keeps the fields of the latest setup."""
+
+    async def create(self, work_id, setup, command):
+        self.values = setup.values
+        return await super().create(work_id, setup, command)
 
     def descriptors(self):
         return [{"mode": f"{self.name}-model", "type": self.name}]
@@ -81,6 +85,21 @@ def test_nobody_answers():
     result = run("unit", "ping", "--port", unused_port)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == f"trivium: error: nobody answers at 127.0.0.1:{unused_port}: Connection refused\n"
+
+
+def test_a_host_that_can_be_no_name():
+    result = run("unit", "ping", "--host", "a..b")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("trivium: error: nobody answers at a..b:10001: ")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "1e300", "0.01"])
+@pytest.mark.parametrize("command", [("ping", "--timeout"), ("watch", "--timeout"), ("feed", __file__, "--timeout")])
+def test_times_that_cannot_be_waited(command, value):
+    result = run("unit", *command, value)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{command[-1]}': " in result.stderr
+    assert "is not in the range" in result.stderr
 
 
 def test_a_server_that_does_not_reply(listener):
@@ -152,6 +171,13 @@ def test_talk(unit, door):
     first = letters("one", 5)
     assert answers == [first, letters(f"one\n{first}\ntwo", 5), first]
     assert result.stderr == "there is no command /nonsense; /help lists them\n"
+    assert door.num_tasks == 0
+
+
+def test_talk_in_no_encoding(unit, door):
+    result = unit("talk", stdin=b"\xff\n")
+    assert result.exit_code == 2
+    assert "stdin must be UTF-8" in result.stderr
     assert door.num_tasks == 0
 
 
@@ -248,7 +274,7 @@ def test_feed(unit, voices, recording, monkeypatch):
     result = unit("feed", recording, "--wake", "hey there", "--answer", "--fast", "--wait", 0.3)
     assert (result.exit_code, result.output) == (0, "")
     kws, asr = (list(dict.fromkeys(task for task, _ in taken if task.unit.name == name)) for name in ("kws", "asr"))
-    assert kws[0].setup.values["kws"] == "HEY THERE"
+    assert voices["kws"].values["kws"] == "HEY THERE"
     assert asr[0].inputs == ["asr.base64", kws[0].work_id]
     for (task,) in (kws, asr):
         sound = b"".join(base64.b64decode(command.data) for one, command in taken if one is task)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trivium.engine.engine import Engine
     from trivium.engine.sampling import SamplingOptions
 
-__all__ = ["Chat", "command", "typed_lines"]
+__all__ = ["Chat", "command", "piped_lines", "typed_lines"]
 
 _NOT_HERE = ("seed", "max_num_seqs", "max_waiting", "max_logprobs", "served_model_name", "reasoning_parser", "tool_call_parser")
 _HISTORY_LINES = 1000
@@ -53,7 +53,7 @@ def command(system: str | None, **flags: Any) -> None:
             click.echo(f"{engine.model_info.name}: /help for help, /exit to end", err=True)
             lines = typed_lines()
         else:
-            lines = (line.removesuffix("\n") for line in sys.stdin)
+            lines = piped_lines()
         for line in lines:
             if not chat.take(line):
                 break
@@ -128,8 +128,17 @@ class Chat:
             return
         try:
             Path(file).expanduser().write_text(json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n", "utf-8")
-        except OSError as error:
-            click.echo(f"cannot write {file}: {error.strerror}", err=True)
+        except (OSError, RuntimeError, ValueError) as error:  # "~nobody/x" and text that is not Unicode are no OSErrors
+            click.echo(f"cannot write {file}: {getattr(error, 'strerror', None) or error}", err=True)
+
+
+def piped_lines() -> Iterator[str]:
+    """Lines of stdin without their ends. Raises `UsageError` if they are not UTF-8."""
+    try:
+        for line in sys.stdin:
+            yield line.removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"stdin must be UTF-8: {error}") from error
 
 
 def typed_lines() -> Iterator[str]:
@@ -148,6 +157,9 @@ def typed_lines() -> Iterator[str]:
                     return
                 click.echo("Ctrl-C again ends the program", err=True)
                 interrupted = True
+                continue
+            except UnicodeDecodeError as error:
+                click.echo(f"messages must be UTF-8: {error}", err=True)
                 continue
             interrupted = False
             yield line

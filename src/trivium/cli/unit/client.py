@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +14,12 @@ import click
 from trivium.doors.unit.framer import Fault, Framer
 from trivium.errors import TriviumError
 
-__all__ = ["UnitClient", "UnitReplyError", "connection_options", "error_of", "is_last"]
+__all__ = ["UnitClient", "UnitReplyError", "connection_options", "error_of", "is_last", "seconds_from"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _SHORTEST_WAIT = 0.0005  # seconds; none at all would mean that reading may fail
+_LONGEST_WAIT = 2e6  # a socket counts milliseconds in 31 bits
 _MAX_FRAME = 64 * 2**20  # speech in one piece
 
 
@@ -29,12 +31,25 @@ class UnitReplyError(TriviumError):
         self.code = code
 
 
+class _Seconds(click.FloatRange):
+    """A range without NaN, which is neither below nor above any number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return seconds
+
+
+def seconds_from(low: float) -> click.FloatRange:
+    """The type of an option: seconds that may be waited for."""
+    return _Seconds(low, _LONGEST_WAIT)
+
+
 def connection_options(function: Function) -> Function:
     """Decorator: `--host`, `--port` and `--timeout`."""
     for option in (
-        click.option(
-            "--timeout", type=click.FloatRange(0.1), default=60.0, show_default=True, help="Seconds to wait for a reply."
-        ),
+        click.option("--timeout", type=seconds_from(0.1), default=60.0, show_default=True, help="Seconds to wait for a reply."),
         click.option("--port", type=click.IntRange(1, 65535), default=10001, show_default=True, help="Its port."),
         click.option("--host", default="127.0.0.1", show_default=True, help="Address of the server."),
     ):
@@ -50,8 +65,8 @@ class UnitClient:
         self.timeout = timeout
         try:
             self._socket = socket.create_connection((host, port), timeout)
-        except OSError as error:
-            raise TriviumError(f"nobody answers at {host}:{port}: {error.strerror or error}") from error
+        except (OSError, UnicodeError) as error:  # a name like "a..b" is no OSError
+            raise TriviumError(f"nobody answers at {host}:{port}: {getattr(error, 'strerror', None) or error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._framer = Framer(_MAX_FRAME)
         self._received: list[dict[str, Any]] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from trivium.cli.unit.client import UnitClient, connection_options, error_of
+from trivium.cli.unit.client import UnitClient, connection_options, error_of, seconds_from
 from trivium.errors import TriviumError
 
 __all__ = ["command"]
@@ -28,7 +28,7 @@ _PIECE_SECONDS = 0.1
 @click.option("--llm-model", help="Likewise.")
 @click.option("--fast", is_flag=True, help="Do not wait while the sound lasts, as a microphone would.")
 @click.option(
-    "--wait", type=click.FloatRange(0.0), default=5.0, show_default=True, help="End when nothing has come for so many seconds."
+    "--wait", type=seconds_from(0.0), default=5.0, show_default=True, help="End when nothing has come for so many seconds."
 )
 @connection_options
 def command(

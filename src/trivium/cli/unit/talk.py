@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trivium.cli.chat import typed_lines
+from trivium.cli.chat import piped_lines, typed_lines
 from trivium.cli.unit.client import UnitClient, UnitReplyError, connection_options, error_of
 from trivium.errors import TriviumError
 
@@ -52,7 +52,7 @@ def command(
         try:
             if sys.stdin.isatty():
                 click.echo(f"{talk.work_id}, {setup['model']}: /help for help, /exit to end", err=True)
-            lines = typed_lines() if sys.stdin.isatty() else (line.removesuffix("\n") for line in sys.stdin)
+            lines = typed_lines() if sys.stdin.isatty() else piped_lines()
             for line in lines:
                 if not talk.take(line):
                     break

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trivium.cli.unit.client import UnitClient, UnitReplyError, connection_options
+from trivium.cli.unit.client import UnitClient, UnitReplyError, connection_options, seconds_from
 
 __all__ = ["command", "tasks_command"]
 
@@ -32,7 +32,7 @@ def tasks_command(host: str, port: int, timeout: float) -> None:
 
 @click.command("watch")
 @click.argument("work_ids", metavar="[WORK_ID]...", nargs=-1)
-@click.option("--seconds", type=click.FloatRange(0.0), help="End after so long; by default Ctrl-C does.")
+@click.option("--seconds", type=seconds_from(0.0), help="End after so long; by default Ctrl-C does.")
 @connection_options
 def command(work_ids: tuple[str, ...], seconds: float | None, host: str, port: int, timeout: float) -> None:
     """Print every frame that tasks send from now on, by default those of all tasks.
