@@ -1,6 +1,6 @@
 """Draw what `peers.py --json` measured: tokens per second of every engine, and Trivium's ratio to the best peer, case by case.
 
-    python benchmarks/plot.py peers.json docs/images/peers.svg
+    python benchmarks/plot.py peers.json avx2.json peers.svg --title AVX-512 --title AVX2
 
 Every case has a scale of its own, since its rates have nothing to do with those of another. Several files are drawn as rows.
 """

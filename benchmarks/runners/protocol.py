@@ -82,8 +82,8 @@ class GeneratingRunner(Runner):
 
     def token_times(self, prompts: list[list[int]], output_tokens: int) -> list[list[float]]:
         """As `generate`, but returns when each token of each sequence was there, in seconds of any clock that began before
-        the call."""
-        raise NotImplementedError(f"{type(self).__name__} cannot tell when its tokens come")
+        the call. For engines whose offline interface does not tell, long cases are an error."""
+        raise RuntimeError(f"{type(self).__name__} cannot tell when its tokens come; leave long cases out of --cases")
 
     def warm_up(self) -> None:
         self.generate(random_prompts([32, 32], self.vocab_size, seed=1), [8, 8])
