@@ -52,10 +52,12 @@ struct Geometry {
     std::vector<Item> found;
     for (int32_t s = 0; s < in.num_sequences; s++) {
       const int pairs = (in.query_starts[s + 1] - in.query_starts[s]) * group;
-      for (int begin = 0; begin < pairs; begin += kMaxQueries) {
-        const int end = std::min(pairs, begin + kMaxQueries);
-        const int first_tile = first_key(position(s, begin)) / kTile, end_tile = position(s, end - 1) / kTile + 1;
-        for (int32_t h = 0; h < config.num_kv_heads; h++) found.push_back({s, h, begin, end, first_tile, end_tile});
+      for (int32_t h = 0; h < config.num_kv_heads; h++) {  // one after the other: the next rows find a head's keys and values nearby
+        for (int begin = 0; begin < pairs; begin += kMaxQueries) {
+          const int end = std::min(pairs, begin + kMaxQueries);
+          const int first_tile = first_key(position(s, begin)) / kTile, end_tile = position(s, end - 1) / kTile + 1;
+          found.push_back({s, h, begin, end, first_tile, end_tile});
+        }
       }
     }
     return found;

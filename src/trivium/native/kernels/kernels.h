@@ -13,6 +13,8 @@
 #else
 #define TRIVIUM_UNROLL _Pragma("GCC unroll 16")
 #endif
+// A function with all that it calls in it. Left to itself GCC stops inlining as a file grows, and then sums live in memory.
+#define TRIVIUM_FLATTEN __attribute__((flatten))
 
 namespace trivium {
 
@@ -41,6 +43,7 @@ struct PackedView {
   // Only within a matmul:
   bool expanded;      // groups unpacked for many rows: W4 with a byte per code; W6 and W8 in fours, if activations are int8
   uint8_t* unpacked;  // where groups of W6 or W8 shall go as they are unpacked, or nullptr
+  const uint8_t* fetch;  // the next groups' bytes that a tile fetches as its share, or nullptr if it fetches for itself
 };
 
 enum class Activation : uint8_t { kInt8, kInt16, kFloat32 };

@@ -55,10 +55,26 @@ inline void clear(vf (*acc)[G]) {
   }
 }
 
-template <int G, int Bytes>
-inline void prefetch_block(const uint8_t* w, int64_t step) {
-  TRIVIUM_UNROLL for (int g = 0; g < G; g++) {
-    TRIVIUM_UNROLL for (int line = 0; line < Bytes; line += 64) __builtin_prefetch(w + g * step + kPrefetch + line);
+// Tiles that run one after the other on the same groups share the fetching of the next ones, in so many parts. If the first fetched all,
+// it would wait for memory, which would idle while the others multiply.
+constexpr int kShares = 2;
+
+// Lines of a share, per block of so many bytes in each of `groups`.
+constexpr int share_lines(int groups, int64_t block_bytes) {
+  return static_cast<int>((groups * block_bytes + kShares * 64 - 1) / (kShares * 64));
+}
+
+// While a tile multiplies block `b`, of `Bytes` as it is packed, at `w`.
+template <bool Shares, int G, int Bytes>
+inline void prefetch_block(const PackedView& view, const uint8_t* w, int64_t step, int b) {
+  if constexpr (Shares) {
+    const uint8_t* from = view.fetch + static_cast<int64_t>(b) * (G * Bytes);
+    constexpr int kLines = share_lines(G, Bytes);
+    TRIVIUM_UNROLL for (int line = 0; line < kLines; line++) __builtin_prefetch(from + 64 * line);
+  } else {
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) {
+      TRIVIUM_UNROLL for (int line = 0; line < Bytes; line += 64) __builtin_prefetch(w + g * step + kPrefetch + line);
+    }
   }
 }
 
@@ -69,8 +85,9 @@ struct Dependent {
   using fours = Fours;
 };
 
-template <int R, int G, bool Nested, bool Min, bool Int8, bool Expanded = false>
-void tile_w4(const uint8_t* w, const PackedView& view, const ActivationView& x, int row, vf (*out)[G]) {
+template <int R, int G, bool Nested, bool Min, bool Int8, bool Shares, bool Expanded = false>
+TRIVIUM_FLATTEN void tile_w4(const uint8_t* w, const PackedView& view, const ActivationView& x, int row, vf (*out)[G]) {
+  using Packed = Block<Nested, kCodes4, 1 + Min>;
   using B = Block<Nested, Expanded ? kCodes8 : kCodes4, 1 + Min>;
   vf acc[R][G];  // a local: through `out` every sum would go to memory
   clear<R, G>(acc);
@@ -81,7 +98,7 @@ void tile_w4(const uint8_t* w, const PackedView& view, const ActivationView& x, 
   const int16_t* q16 = x.q16 + row * stride;
   for (int b = 0; b < view.blocks; b++) {
     const uint8_t* codes = B::codes(w, b);
-    if (!Expanded) prefetch_block<G, B::kBytes>(codes, step);
+    prefetch_block<Shares, G, Packed::kBytes>(view, codes, step, b);
     vi dot[R][G];
     if constexpr (Expanded) {
       Dependent<R>::type::template dot<R, G>(codes, step, q8 + b * kBlock, stride, dot);
@@ -138,8 +155,9 @@ inline void finish_w8(vf (*acc)[G], vf (*out)[G]) {
 }
 
 // W8 as it is packed, for int16; or `view.expanded`.
-template <int R, int G, bool Nested, bool Min, bool Half, bool Int8>
-void tile_w8(const uint8_t* w, const PackedView& view, const ActivationView& all, int row, vf (*out)[G]) {
+template <int R, int G, bool Nested, bool Min, bool Half, bool Int8, bool Shares>
+TRIVIUM_FLATTEN void tile_w8(const uint8_t* w, const PackedView& view, const ActivationView& all, int row, vf (*out)[G]) {
+  using Packed = Block<Nested, Half ? kCodes6 : kCodes8, 1 + (Min || Half)>;
   using B = Block<Nested, kCodes8, 1 + (Min || Half)>;
   vf acc[R][G];  // a local: through `out` every sum would go to memory
   clear<R, G>(acc);
@@ -147,7 +165,7 @@ void tile_w8(const uint8_t* w, const PackedView& view, const ActivationView& all
   const int64_t step = view.group_bytes;
   for (int b = 0; b < view.blocks; b++) {
     const uint8_t* codes = B::codes(w, b);
-    if (!Half && !Int8) prefetch_block<G, B::kBytes>(codes, step);
+    prefetch_block<Shares, G, Packed::kBytes>(view, codes, step, b);
     accumulate_w8<B, R, G, Min, Half, Int8>(acc, codes, step, w, step, b, x);
   }
   finish_w8<R, G, Half>(acc, out);
@@ -181,8 +199,8 @@ inline void unpack_w6(const uint8_t* from, uint8_t* to) {
 
 // W6, or W8 for int8. Unpacks each block where it is used, so that memory is read while it is multiplied; `Keep`: in view.unpacked, for
 // other rows.
-template <int R, int G, bool Nested, bool Min, bool W6, bool Int8, bool Keep>
-void tile_unpacking(const uint8_t* w, const PackedView& view, const ActivationView& all, int row, vf (*out)[G]) {
+template <int R, int G, bool Nested, bool Min, bool W6, bool Int8, bool Shares, bool Keep>
+TRIVIUM_FLATTEN void tile_unpacking(const uint8_t* w, const PackedView& view, const ActivationView& all, int row, vf (*out)[G]) {
   using From = Block<Nested, W6 ? kCodes6 : kCodes8, 1 + (Min || W6)>;
   using To = Block<Nested, kCodes8, 1 + (Min || W6)>;
   vf acc[R][G];  // a local: through `out` every sum would go to memory
@@ -194,7 +212,7 @@ void tile_unpacking(const uint8_t* w, const PackedView& view, const ActivationVi
   for (int b = 0; b < view.blocks; b++) {
     const uint8_t* from = From::codes(w, b);
     uint8_t* codes = Keep ? view.unpacked + (To::codes(view.unpacked, b) - view.unpacked) : local[0];
-    prefetch_block<G, From::kBytes>(from, step);
+    prefetch_block<Shares, G, From::kBytes>(view, from, step, b);
     TRIVIUM_UNROLL for (int g = 0; g < G; g++) {
       uint8_t* to = codes + g * codes_step;
       if constexpr (W6) {
@@ -239,49 +257,59 @@ void tile_float(const uint8_t* w, const PackedView& view, const ActivationView& 
 template <int G>
 using Tile = void (*)(const uint8_t*, const PackedView&, const ActivationView&, int, vf (*)[G]);
 
-template <int R, int G, bool Nested, bool Min>
+template <int R, int G, bool Nested, bool Min, bool Shares>
 Tile<G> choose_w4(const PackedView& w, Activation kind) {
-  if constexpr (Expansion::kPays) {
-    if (w.expanded) return tile_w4<R, G, Nested, Min, true, true>;
+  if constexpr (Expansion::kPays && Shares) {
+    if (w.expanded) return tile_w4<R, G, Nested, Min, true, true, true>;
   }
-  return kind == Activation::kInt8 ? tile_w4<R, G, Nested, Min, true> : tile_w4<R, G, Nested, Min, false>;
+  return kind == Activation::kInt8 ? tile_w4<R, G, Nested, Min, true, Shares> : tile_w4<R, G, Nested, Min, false, Shares>;
 }
 
-template <int R, int G, bool Nested, bool Min, bool W6, bool Int8>
+template <int R, int G, bool Nested, bool Min, bool W6, bool Int8, bool Shares>
 Tile<G> choose_unpacking(const PackedView& w) {
-  if (w.expanded) return tile_w8<R, G, Nested, Min, W6, Int8>;
-  return w.unpacked == nullptr ? tile_unpacking<R, G, Nested, Min, W6, Int8, false> : tile_unpacking<R, G, Nested, Min, W6, Int8, true>;
+  if constexpr (Shares) {
+    if (w.expanded) return tile_w8<R, G, Nested, Min, W6, Int8, true>;
+    if (w.unpacked != nullptr) return tile_unpacking<R, G, Nested, Min, W6, Int8, true, true>;
+  }
+  return tile_unpacking<R, G, Nested, Min, W6, Int8, Shares, false>;
 }
 
-template <int R, int G, bool Nested, bool Min>
+template <int R, int G, bool Nested, bool Min, bool Shares>
 Tile<G> choose_w8(const PackedView& w, Activation kind) {
   if constexpr (Fours::kHave) {
-    if (kind == Activation::kInt8) return choose_unpacking<R, G, Nested, Min, false, true>(w);
+    if (kind == Activation::kInt8) return choose_unpacking<R, G, Nested, Min, false, true, Shares>(w);
   }
-  return tile_w8<R, G, Nested, Min, false, false>;
+  return tile_w8<R, G, Nested, Min, false, false, Shares>;
 }
 
-template <int R, int G>
+template <int R, int G, bool Shares>
 Tile<G> choose_w6(const PackedView& w, Activation kind) {
   if constexpr (Fours::kHave) {
-    if (kind == Activation::kInt8) return choose_unpacking<R, G, true, false, true, true>(w);
+    if (kind == Activation::kInt8) return choose_unpacking<R, G, true, false, true, true, Shares>(w);
   }
-  return choose_unpacking<R, G, true, false, true, false>(w);
+  return choose_unpacking<R, G, true, false, true, false, Shares>(w);
+}
+
+template <int R, int G, bool Shares>
+Tile<G> choose_quantised(const PackedView& w, Activation kind) {
+  switch (w.family) {
+    case Family::kW4:
+      if (w.nested) return choose_w4<R, G, true, true, Shares>(w, kind);
+      return w.has_min ? choose_w4<R, G, false, true, Shares>(w, kind) : choose_w4<R, G, false, false, Shares>(w, kind);
+    case Family::kW6: return choose_w6<R, G, Shares>(w, kind);
+    default:
+      if (w.has_min) return w.nested ? choose_w8<R, G, true, true, Shares>(w, kind) : choose_w8<R, G, false, true, Shares>(w, kind);
+      return choose_w8<R, G, false, false, Shares>(w, kind);
+  }
 }
 
 template <int R, int G>
 Tile<G> choose_tile(const PackedView& w, Activation kind) {
   switch (w.family) {
-    case Family::kW4:
-      if (w.nested) return choose_w4<R, G, true, true>(w, kind);
-      return w.has_min ? choose_w4<R, G, false, true>(w, kind) : choose_w4<R, G, false, false>(w, kind);
-    case Family::kW6: return choose_w6<R, G>(w, kind);
-    case Family::kW8:
-      if (w.has_min) return w.nested ? choose_w8<R, G, true, true>(w, kind) : choose_w8<R, G, false, true>(w, kind);
-      return choose_w8<R, G, false, false>(w, kind);
     case Family::kF32: return tile_float<R, G, Family::kF32>;
     case Family::kF16: return tile_float<R, G, Family::kF16>;
-    default: return tile_float<R, G, Family::kBF16>;
+    case Family::kBF16: return tile_float<R, G, Family::kBF16>;
+    default: return w.fetch != nullptr ? choose_quantised<R, G, true>(w, kind) : choose_quantised<R, G, false>(w, kind);
   }
 }
 
@@ -325,11 +353,37 @@ int tile_rows(int left) {
   return left >= 2 * R || left == R ? R : left > R ? (left + 1) / 2 : left;
 }
 
+// What each of the tiles of some rows fetches: the last ones the groups after [group, group + G), for what is fetched early is gone by
+// the time it is wanted; one alone its own.
+class Fetching {
+ public:
+  template <int R, int G>
+  static Fetching of(const PackedView& packed, int rows, int group) {
+    const uint8_t* own = packed.data + group * packed.group_bytes;
+    return {own, own + G * packed.group_bytes, 64 * share_lines(G, packed.group_bytes / packed.blocks), (rows + R - 1) / R};
+  }
+
+  // The next tile.
+  void direct(PackedView* tile) {
+    const int share = kShares - tiles_left_--;
+    tile->fetch = alone_ ? nullptr : share < 0 ? own_ : next_ + share * share_bytes_;
+  }
+
+ private:
+  Fetching(const uint8_t* own, const uint8_t* next, int share_bytes, int tiles)
+      : own_(own), next_(next), share_bytes_(share_bytes), tiles_left_(tiles), alone_(tiles == 1) {}
+
+  const uint8_t *own_, *next_;
+  int share_bytes_, tiles_left_;
+  bool alone_;
+};
+
 // All rows [row, row_end); the groups stay in the first-level cache.
 template <int R, int G>
-void run_rows(const PackedView& w, const ActivationView& x, int row, int row_end, int group, const MatmulOutput& out) {
+void run_rows(PackedView w, const ActivationView& x, int row, int row_end, int group, const MatmulOutput& out, Fetching fetching) {
   while (row < row_end) {
     const int rows = tile_rows<R>(row_end - row);
+    fetching.direct(&w);
     run_some<R, G>(rows, w, x, row, group, out);
     row += rows;
   }
@@ -355,15 +409,17 @@ void run_unpacked(const PackedView& w, const ActivationView& x, int row, int row
   unpacked.expanded = true;
   const int rows = tile_rows<R>(row_end - row);
   if (rows < row_end - row) packed.unpacked = codes;
+  Fetching fetching = Fetching::of<R, G>(w, row_end - row, group);
+  fetching.direct(&packed);
   run_some<R, G>(rows, packed, x, row, group, out);
-  run_rows<R, G>(unpacked, x, row + rows, row_end, group, out);
+  run_rows<R, G>(unpacked, x, row + rows, row_end, group, out, fetching);
 }
 
 template <int R, int G>
 void run_groups(const PackedView& w, const ActivationView& x, int row, int row_end, int group, const MatmulOutput& out) {
   const bool unpacks = w.family == Family::kW6 || (w.family == Family::kW8 && x.kind == Activation::kInt8);
   if (!unpacks || w.blocks > kUnpackBlocks) {
-    run_rows<R, G>(w, x, row, row_end, group, out);
+    run_rows<R, G>(w, x, row, row_end, group, out, Fetching::of<R, G>(w, row_end - row, group));
   } else if (w.nested) {
     run_unpacked<Block<true, kCodes8, 2>, R, G>(w, x, row, row_end, group, out);
   } else if (w.has_min) {
@@ -382,7 +438,6 @@ PackedView expand(const PackedView& w, int group, uint8_t* out) {
   for (int b = 0; b < w.blocks; b++) {
     const uint8_t* codes = From::codes(from, b);
     uint8_t* to = out + (To::codes(out, b) - out);
-    __builtin_prefetch(codes + kPrefetch);
     Dependent<Nested>::type::expand(codes, to);
     if (!Nested) {
       std::memcpy(to + kCodes8, codes + kCodes4, From::kScaleBytes);
@@ -400,7 +455,8 @@ void expanded_matmul(const PackedView& w, const ActivationView& x, int row_begin
                      const MatmulOutput& out) {
   alignas(64) uint8_t codes[Block<Nested, kCodes8, 1 + Min>::bytes(kUnpackBlocks)];
   for (int group = group_begin; group < group_end; group++) {
-    run_rows<kWideRows, 1>(expand<Nested, Min>(w, group, codes), x, row_begin, row_end, group, out);
+    const Fetching fetching = Fetching::of<kWideRows, 1>(w, row_end - row_begin, group);
+    run_rows<kWideRows, 1>(expand<Nested, Min>(w, group, codes), x, row_begin, row_end, group, out, fetching);
   }
 }
 
