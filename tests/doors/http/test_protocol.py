@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 
@@ -294,3 +295,57 @@ def test_small_writes_do_not_wait(server):
         client.send(HEALTH).answer()
         (connection,) = server.server._listeners[0]._state.connections
         assert connection.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+class Flow:
+    write_paused = False
+
+
+class Cycle:
+    """Of uvicorn, as far as `write` looks at it."""
+
+    disconnected, chunked_encoding = False, True
+
+    def __init__(self):
+        self.messages = []
+
+    async def send(self, message):
+        self.messages.append(message)
+
+
+class Transport(list):
+    write = list.append
+
+
+@pytest.fixture
+def parts():
+    """`write`, and all that it meets."""
+    protocol = HttpProtocol.__new__(HttpProtocol)
+    protocol.flow, protocol.transport = Flow(), Transport()
+    cycle = Cycle()
+    return protocol._write_of(cycle), protocol.flow, cycle, protocol.transport
+
+
+def test_a_part_is_a_chunk_and_an_empty_one_none(parts):
+    write, _, cycle, transport = parts
+    assert write(b"data: 12345678\n\n") is None
+    assert write(b"") is None  # would be the last one
+    assert transport == [b"10\r\ndata: 12345678\n\n\r\n"]
+    assert cycle.messages == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda flow, cycle: setattr(flow, "write_paused", True),
+        lambda flow, cycle: setattr(cycle, "disconnected", True),
+        lambda flow, cycle: setattr(cycle, "chunked_encoding", False),
+    ],
+    ids=["full", "gone", "HTTP/1.0"],
+)
+def test_a_part_that_cannot_go_at_once_goes_as_a_message(parts, change):
+    write, flow, cycle, transport = parts
+    change(flow, cycle)
+    asyncio.run(write(b"part"))
+    assert transport == []
+    assert cycle.messages == [{"type": "http.response.body", "body": b"part", "more_body": True}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httptools
@@ -23,9 +24,16 @@ from trivium.doors.http.limits import (
     STALL_SECONDS,
 )
 
-__all__ = ["ABORT", "HttpProtocol"]
+__all__ = ["ABORT", "WRITE", "HttpProtocol", "Write"]
 
-ABORT = "trivium.abort"  # the extension of a scope that cuts its connection
+# Extensions of a scope.
+ABORT = "trivium.abort"  # cuts the connection
+WRITE = (
+    "trivium.write"  # a `Write`, for bodies of many small parts: layers that look only at their begin and end need not see each
+)
+
+Write = Callable[[bytes], Awaitable[None] | None]
+"""Sends a part of a body whose start has been sent and whose end will be; gives what to wait for, if anything."""
 
 log = logging.getLogger("trivium.http")
 
@@ -158,6 +166,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if version == "1.0":
             _unchunk(self.cycle)
+        self.scope["extensions"][WRITE] = self._write_of(self.cycle)  # type: ignore[assignment]  # ours is a function
         self.flow.resume_reading()  # also with requests in the pipe: only a reader notices that the client goes
 
     def on_body(self, body: bytes) -> None:
@@ -175,6 +184,18 @@ class HttpProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _write_of(self, cycle: RequestResponseCycle) -> Write:
+        flow, transport = self.flow, self.transport
+
+        def write(part: bytes) -> Awaitable[None] | None:
+            if flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+                return cycle.send({"type": "http.response.body", "body": part, "more_body": True})
+            if part:  # an empty chunk would be the last
+                transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+            return None
+
+        return write
 
     def _check_offer(self, version: str) -> None:
         """The client would like another protocol than HTTP/1.1."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from trivium.doors.dispatcher import Generation
 from trivium.doors.http.errors import ClientGoneError
+from trivium.doors.http.protocol import WRITE, Write
 
 __all__ = ["EventStream"]
 
@@ -32,11 +33,17 @@ class EventStream(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        def through_all(event: bytes) -> Awaitable[None]:
+            return send({"type": "http.response.body", "body": event, "more_body": True})
+
+        write: Write = scope.get("extensions", {}).get(WRITE, through_all)  # another server may have none
         with self._generation:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
                 async for event in self._events:
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                    waiting = write(event)
+                    if waiting is not None:
+                        await waiting
             except ClientGoneError:
                 raise
             except Exception:

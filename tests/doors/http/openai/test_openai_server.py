@@ -188,7 +188,7 @@ def test_unforeseen_errors_within_a_stream(server, monkeypatch, caplog):
     def fail(*args):
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr("trivium.doors.http.openai.pieces.PieceReader.read", fail)
+    monkeypatch.setattr("trivium.doors.http.openai.pieces._Choice.read", fail)
     with server.stream("POST", CHAT, json=chat_body(stream=True)) as response:
         lines = [line for line in response.iter_lines() if line]
     assert "internal error" in lines[0]

@@ -72,8 +72,10 @@ class PieceReader:
             events: list[bytes] = []
             error: Exception | None = None
             try:
-                for piece in self.read(deltas):
-                    events.append(write(piece))
+                for delta in deltas:
+                    piece = self._choices[delta.request_id, delta.index].read(delta)
+                    if piece is not None:
+                        events.append(write(piece))
             except Exception as failure:
                 error = failure
             if told := b"".join(events):
