@@ -88,9 +88,7 @@ class RequestError(EngineError, ValueError):
     @classmethod
     def out_of_range(cls, field: str, allowed: str, value: object) -> RequestError:
         """An error that names the field, what was allowed and what came, cut short if that is long."""
-        shown = value[:_SHOWN_CHARS] if isinstance(value, str) else value
-        message = f"{field} must be {allowed}, got {shown!r:.{_SHOWN_CHARS}}"
-        return cls(message, field=field, allowed=allowed, value=value)
+        return cls(f"{field} must be {allowed}, got {_shown(value)}", field=field, allowed=allowed, value=value)
 
 
 class PromptTooLongError(RequestError):
@@ -113,3 +111,11 @@ class EngineDeadError(EngineError):
     """The engine has been shut down and takes no more requests."""
 
     error_code = 503
+
+
+def _shown(value: object) -> str:
+    """The beginning of a wrong value's repr."""
+    try:
+        return repr(value[:_SHOWN_CHARS] if isinstance(value, str) else value)[:_SHOWN_CHARS]
+    except ValueError:
+        return "an integer of more digits than Python writes"

@@ -277,7 +277,7 @@ def _require_int(
     if high is not None:
         allowed += f" and <= {high_name or high}" + (f" ({high})" if high_name else "")
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ParameterTypeError(f"{name} must be {allowed}, got {value!r}", field=name, allowed=allowed, value=value)
+        raise ParameterTypeError.out_of_range(name, allowed, value)
     if (low is not None and int(value) < low) or (high is not None and int(value) > high):
         raise RequestError.out_of_range(name, allowed, value)
 
@@ -286,7 +286,7 @@ def _require_number(name: str, value: Any, allowed: str, inside: Any, *, optiona
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ParameterTypeError(f"{name} must be a number {allowed}, got {value!r}", field=name, allowed=allowed, value=value)
+        raise ParameterTypeError.out_of_range(name, f"a number {allowed}", value)
     try:
         number = float(value)
     except OverflowError as error:
@@ -298,12 +298,12 @@ def _require_number(name: str, value: Any, allowed: str, inside: Any, *, optiona
 
 def _require_bool(name: str, value: Any) -> None:
     if not isinstance(value, bool):
-        raise ParameterTypeError(f"{name} must be True or False, got {value!r}", field=name, allowed="a bool", value=value)
+        raise ParameterTypeError.out_of_range(name, "True or False", value)
 
 
 def _require_type(name: str, value: Any, types: tuple[type, ...], allowed: str) -> None:
     if value is not None and not isinstance(value, types):
-        raise ParameterTypeError(f"{name} must be {allowed}, got {value!r}", field=name, allowed=allowed, value=value)
+        raise ParameterTypeError.out_of_range(name, allowed, value)
 
 
 def _optional_int(value: int | None) -> int | None:
@@ -314,7 +314,7 @@ def _texts(name: str, values: Sequence[str] | None) -> tuple[str, ...]:
     _require_type(name, values, (list, tuple), "a list of str")
     for value in values or ():
         if not isinstance(value, str):
-            raise ParameterTypeError(f"{name} must hold str, got {value!r}", field=name, allowed="str", value=value)
+            raise ParameterTypeError.out_of_range(name, "a list of str", value)
     return tuple(values or ())
 
 
