@@ -27,5 +27,5 @@ def test_an_integer_of_too_many_digits_is_refused_by_name(name):
 
 
 def test_so_is_one_where_a_text_is_due():
-    with pytest.raises(TypeError, match="^stop must be .*, got an integer of more digits than Python writes$"):
+    with pytest.raises(TypeError, match=r"^stop must be .*, got an integer of more digits than Python writes$"):
         SamplingParams(stop=10**5000)
