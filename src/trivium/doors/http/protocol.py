@@ -28,9 +28,7 @@ __all__ = ["ABORT", "WRITE", "HttpProtocol", "Write"]
 
 # Extensions of a scope.
 ABORT = "trivium.abort"  # cuts the connection
-WRITE = (
-    "trivium.write"  # a `Write`, for bodies of many small parts: layers that look only at their begin and end need not see each
-)
+WRITE = "trivium.write"  # a `Write`, for bodies of many parts: layers that look only at begin and end need not see each
 
 Write = Callable[[bytes], Awaitable[None] | None]
 """Sends a part of a body whose start has been sent and whose end will be; gives what to wait for, if anything."""
