@@ -49,8 +49,8 @@ class EngineConfig(Settings):
     activation_dtype: Literal["auto", "int8", "int16", "float32"] = option(
         "auto",
         "auto: int8 with 4-bit weights, int16 with wider ones; int8: with all quantised weights where the processor multiplies "
-        "bytes (AVX-512 VNNI), else as auto; int16: near exact; float32: exact, slow; the commands that run one sequence at a "
-        "time take int16 for auto, which costs them nothing",
+        "bytes (AVX-512 VNNI, AVX-VNNI), else as auto; int16: near exact; float32: exact, slow; the commands that run one "
+        "sequence at a time take int16 for auto, which costs them nothing",
     )
     num_threads: int | None = option(None, "threads of the kernels; default: the cores this process may use")
     seed: int | None = option(None, "seed from which requests without one draw theirs; default: random")

@@ -12,6 +12,7 @@ namespace trivium {
 namespace {
 
 #include "simd_avx2.h"
+#include "simd_avx2_mul.h"
 constexpr const char* kName = "avx2";
 #include "vector_ops.inl"
 #include "matmul.inl"

@@ -20,6 +20,11 @@ std::vector<const Kernels*> available_kernels() {
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni")) {
     found.push_back(avx512_kernels());
   }
+#if defined(TRIVIUM_AVX2_VNNI)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avxvnni")) {
+    found.push_back(avx2_vnni_kernels());
+  }
+#endif
   // F16C has no name of its own in older compilers' builtin; every CPU with AVX2 and FMA has it.
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(avx2_kernels());
 #elif defined(__aarch64__)

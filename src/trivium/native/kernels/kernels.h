@@ -155,6 +155,7 @@ const Kernels& kernels();
 // Per instruction set; nullptr where the build or the CPU lacks it.
 const Kernels* portable_kernels();
 const Kernels* avx2_kernels();
+const Kernels* avx2_vnni_kernels();
 const Kernels* avx512_kernels();
 const Kernels* neon_kernels();
 const Kernels* neon_dot_kernels();

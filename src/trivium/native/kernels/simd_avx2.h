@@ -97,16 +97,6 @@ inline void store_int8(int8_t* p, vi x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
 }
 
-// sum += x, here and now: left to itself GCC computes the products of a whole block first, and spills them all.
-inline void add_int16(__m256i& sum, __m256i x) {
-  sum = _mm256_add_epi16(sum, x);
-  asm("" : "+x"(sum));
-}
-inline void add_int32(__m256i& sum, __m256i x) {
-  sum = _mm256_add_epi32(sum, x);
-  asm("" : "+x"(sum));
-}
-
 // 16 pairs of int8 or int16, as int16: a pair per lane.
 struct vpairs {
   __m256i a, b;
@@ -122,126 +112,17 @@ inline __m256i set1_pair(const int16_t* p) {
   std::memcpy(&x, p, sizeof x);
   return _mm256_set1_epi32(x);
 }
-// z + x[0] * y[0] + x[1] * y[1] per lane
-inline vi dot_pairs(vpairs x, __m256i y, vi z) {
-  add_int32(z.a, _mm256_madd_epi16(x.a, y));
-  add_int32(z.b, _mm256_madd_epi16(x.b, y));
-  return z;
-}
-
-constexpr int kNarrowRows = 4;     // activation rows per tile
-constexpr int kWideRows = 4;       // the same with many rows
-constexpr int kWideGroups = 1;     // and the groups of 16 outputs in it
-// Query rows per tile, and how many vectors of keys or values they share.
-constexpr int kAttentionRows = 4;
-constexpr int attention_width(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
-
-// Integer dot products of one block: 32 weights of G groups of 16 output rows, `step` bytes apart, with 32 activations of R rows.
-// Only G = 1 is used here.
-
 inline __m256i broadcast(const void* p) { return _mm256_set1_epi32(*static_cast<const int32_t*>(p)); }
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 
-template <int R, int G>
-inline void dot_w4a8(const uint8_t* codes, int64_t, const int8_t* q, int64_t stride, vi (*sum)[G]) {
-  // 8 steps of at most 2 * 15 * 128 stay below 2^15, so int16 sums are exact within a block.
+// A 4-bit block's codes with a byte each: many rows then need not unpack them again and again.
+inline void expand_codes(const uint8_t* codes, uint8_t* out) {
   const __m256i mask = _mm256_set1_epi8(15);
-  const __m256i ones = _mm256_set1_epi16(1);
-  __m256i s[R][2];
-  TRIVIUM_UNROLL for (int r = 0; r < R; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
-  TRIVIUM_UNROLL for (int j = 0; j < 4; j++) {
-    const __m256i c0 = load256(codes + 64 * j), c1 = load256(codes + 64 * j + 32);
-    const __m256i l0 = _mm256_and_si256(c0, mask), l1 = _mm256_and_si256(c1, mask);
-    TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
-      const __m256i x = broadcast(q + r * stride + 8 * j);
-      add_int16(s[r][0], _mm256_maddubs_epi16(l0, x));
-      add_int16(s[r][1], _mm256_maddubs_epi16(l1, x));
-    }
-    const __m256i h0 = _mm256_and_si256(_mm256_srli_epi16(c0, 4), mask), h1 = _mm256_and_si256(_mm256_srli_epi16(c1, 4), mask);
-    TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
-      const __m256i x = broadcast(q + r * stride + 8 * j + 4);
-      add_int16(s[r][0], _mm256_maddubs_epi16(h0, x));
-      add_int16(s[r][1], _mm256_maddubs_epi16(h1, x));
-    }
+  for (int i = 0; i < 8; i++) {
+    const __m256i c = load256(codes + 32 * i);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 64 * i), _mm256_and_si256(c, mask));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 64 * i + 32), _mm256_and_si256(_mm256_srli_epi16(c, 4), mask));
   }
-  TRIVIUM_UNROLL for (int r = 0; r < R; r++) sum[r][0] = {_mm256_madd_epi16(s[r][0], ones), _mm256_madd_epi16(s[r][1], ones)};
-}
-
-// A block's codes with a byte each: many rows then need not unpack them again and again.
-struct Expansion {
-  static constexpr bool kPays = true;
-
-  static void expand(const uint8_t* codes, uint8_t* out) {
-    const __m256i mask = _mm256_set1_epi8(15);
-    for (int i = 0; i < 8; i++) {
-      const __m256i c = load256(codes + 32 * i);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 64 * i), _mm256_and_si256(c, mask));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 64 * i + 32), _mm256_and_si256(_mm256_srli_epi16(c, 4), mask));
-    }
-  }
-
-  // dot_w4a8 on expanded codes, to the same bits.
-  template <int R, int G>
-  static void dot(const uint8_t* codes, int64_t, const int8_t* q, int64_t stride, vi (*sum)[G]) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256i s[R][2];
-    TRIVIUM_UNROLL for (int r = 0; r < R; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
-    TRIVIUM_UNROLL for (int j = 0; j < 4; j++) {
-      TRIVIUM_UNROLL for (int high = 0; high < 2; high++) {
-        const __m256i w0 = load256(codes + 128 * j + 32 * high), w1 = load256(codes + 128 * j + 64 + 32 * high);
-        TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
-          const __m256i x = broadcast(q + r * stride + 8 * j + 4 * high);
-          add_int16(s[r][0], _mm256_maddubs_epi16(w0, x));
-          add_int16(s[r][1], _mm256_maddubs_epi16(w1, x));
-        }
-      }
-    }
-    TRIVIUM_UNROLL for (int r = 0; r < R; r++) sum[r][0] = {_mm256_madd_epi16(s[r][0], ones), _mm256_madd_epi16(s[r][1], ones)};
-  }
-};
-
-template <int R, int G>
-inline void dot_w4a16(const uint8_t* codes, int64_t, const int16_t* q, int64_t stride, vi (*sum)[G]) {
-  const __m256i mask = _mm256_set1_epi8(15);
-  const __m256i even = _mm256_set1_epi16(255);
-  __m256i s[R][2];
-  TRIVIUM_UNROLL for (int r = 0; r < R; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
-  TRIVIUM_UNROLL for (int j = 0; j < 4; j++) {
-    const __m256i c0 = load256(codes + 64 * j), c1 = load256(codes + 64 * j + 32);
-    TRIVIUM_UNROLL for (int high = 0; high < 2; high++) {
-      const __m256i n0 = _mm256_and_si256(high ? _mm256_srli_epi16(c0, 4) : c0, mask);
-      const __m256i n1 = _mm256_and_si256(high ? _mm256_srli_epi16(c1, 4) : c1, mask);
-      TRIVIUM_UNROLL for (int odd = 0; odd < 2; odd++) {
-        const __m256i w0 = odd ? _mm256_srli_epi16(n0, 8) : _mm256_and_si256(n0, even);
-        const __m256i w1 = odd ? _mm256_srli_epi16(n1, 8) : _mm256_and_si256(n1, even);
-        TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
-          const __m256i x = broadcast(q + r * stride + 8 * j + 4 * high + 2 * odd);
-          add_int32(s[r][0], _mm256_madd_epi16(w0, x));
-          add_int32(s[r][1], _mm256_madd_epi16(w1, x));
-        }
-      }
-    }
-  }
-  TRIVIUM_UNROLL for (int r = 0; r < R; r++) sum[r][0] = {s[r][0], s[r][1]};
-}
-
-// `pairs` of weights from `codes`, 32 bytes each; an even number. Two at a time: GCC rotates a loop over one, at the cost of a copy and
-// a spill for every sum.
-template <int R, int G>
-inline void dot_w8a16(const uint8_t* codes, int64_t, const int16_t* q, int64_t stride, int pairs, vi (*sum)[G]) {
-  __m256i s[R][2];
-  TRIVIUM_UNROLL for (int r = 0; r < R; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
-  for (int begin = 0; begin < pairs; begin += 2) {
-    TRIVIUM_UNROLL for (int t = begin; t < begin + 2; t++) {
-      const __m256i w0 = _mm256_cvtepi8_epi16(load128(codes + 32 * t)), w1 = _mm256_cvtepi8_epi16(load128(codes + 32 * t + 16));
-      TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
-        const __m256i x = broadcast(q + r * stride + 2 * t);
-        add_int32(s[r][0], _mm256_madd_epi16(w0, x));
-        add_int32(s[r][1], _mm256_madd_epi16(w1, x));
-      }
-    }
-  }
-  TRIVIUM_UNROLL for (int r = 0; r < R; r++) sum[r][0] = {s[r][0], s[r][1]};
 }
 
 #include "simd_plain.h"

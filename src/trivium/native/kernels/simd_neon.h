@@ -140,6 +140,9 @@ constexpr int kWideGroups = 1;     // and the groups of 16 outputs in it
 struct Expansion {  // see matmul.inl
   static constexpr bool kPays = false;
 };
+struct Fours {  // the same
+  static constexpr bool kHave = false;
+};
 // Query rows per tile, and how many vectors of keys or values they share: 24 of the 32 registers accumulate at most.
 constexpr int kAttentionRows = 6;
 constexpr int attention_width(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }

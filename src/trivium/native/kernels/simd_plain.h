@@ -1,9 +1,5 @@
 // Operations that an instruction set has no shorter way for than by way of others. Included at the end of its simd_*.h.
 
-struct Fours {  // see matmul.inl
-  static constexpr bool kHave = false;
-};
-
 // Lane r is the sum of the lanes of rows[r], or their maximum; lanes from R on are 0. At most 16 rows.
 template <int R>
 inline vf sum_rows(const vf* rows) {

@@ -130,6 +130,9 @@ constexpr int kWideGroups = 1;     // and the groups of 16 outputs in it
 struct Expansion {  // see matmul.inl
   static constexpr bool kPays = false;
 };
+struct Fours {  // the same
+  static constexpr bool kHave = false;
+};
 // Query rows per tile, and how many vectors of keys or values they share.
 constexpr int kAttentionRows = 4;
 constexpr int attention_width(int) { return 1; }
