@@ -83,8 +83,8 @@ def read_options() -> argparse.Namespace:
         metavar="ENGINE:NAME=VALUE",
         help="a setting of an engine by its own name; VALUE is JSON or a plain word",
     )
-    parser.add_argument("--isa", choices=["avx2"], help="hold every engine to these instructions (see README.md)")
-    parser.add_argument("--hidden", type=Path, metavar="FOLDER", help="what hide_avx512/prepare.py made, for --isa avx2")
+    parser.add_argument("--isa", choices=["avx2", "avx2_vnni"], help="hold every engine to these instructions (see README.md)")
+    parser.add_argument("--hidden", type=Path, metavar="FOLDER", help="what hide_avx512/prepare.py made, for --isa")
     parser.add_argument(
         "--cases",
         default=CASES,
@@ -129,7 +129,7 @@ def read_options() -> argparse.Namespace:
 
 
 def start(engine: str, options: argparse.Namespace) -> RunnerProcess:
-    environment = isa_environment(engine, options.hidden) if options.isa else {}
+    environment = isa_environment(engine, options.isa, options.hidden) if options.isa else {}
     return RunnerProcess(engine, python_of(engine, options.peer_python), options.log, environment)
 
 
@@ -161,15 +161,18 @@ def _value(text: str) -> Any:
         return text
 
 
-def isa_environment(engine: str, hidden: Path | None) -> dict[str, str]:
-    """What holds an engine to AVX2. llama.cpp has to be built for it; see README.md."""
+def isa_environment(engine: str, isa: str, hidden: Path | None) -> dict[str, str]:
+    """What holds an engine to AVX2, or to that with AVX-VNNI. llama.cpp has to be built for it; see README.md."""
+    vnni = isa == "avx2_vnni"
     if engine == OURS:
-        return {"TRIVIUM_ISA": "avx2"}
+        return {"TRIVIUM_ISA": isa}
     if engine == "openvino" and hidden is not None:
         folder = hidden.resolve()
-        return {"LD_PRELOAD": str(folder / "hide_avx512.so"), "PYTHONPATH": str(folder / "packages")}
+        keep = {"KEEP_AVX_VNNI": "1"} if vnni else {}
+        return {"LD_PRELOAD": str(folder / "hide_avx512.so"), "PYTHONPATH": str(folder / "packages")} | keep
     if engine == "transformers":
-        return {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+        most = "AVX2_VNNI" if vnni else "AVX2"
+        return {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": most, "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
     return {}
 
 

@@ -1,4 +1,4 @@
-// A library to preload: it answers `cpuid` as a processor without AVX-512, VNNI and AMX would.
+// A library to preload: it answers `cpuid` as a processor without AVX-512, AMX and, unless KEEP_AVX_VNNI is set, AVX-VNNI would.
 //
 // prepare.py has replaced the `cpuid` instructions of some libraries by `ud0`, which no compiler writes and which raises
 // SIGILL. The handler here runs the real instruction, clears the features' bits, and goes on behind it.
@@ -7,6 +7,7 @@
 #include <cpuid.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
 
@@ -14,6 +15,7 @@
 
 static const unsigned char kUd0[2] = {0x0f, 0xff};
 static struct sigaction previous;
+static int keep_avx_vnni;
 
 struct registers {
   uint32_t eax, ebx, ecx, edx;
@@ -30,8 +32,9 @@ static struct registers masked_cpuid(uint32_t leaf, uint32_t subleaf) {
     // AVX512 4VNNIW 4FMAPS VP2INTERSECT, AMX BF16, AVX512 FP16, AMX TILE INT8
     r.edx &= ~(BIT(2) | BIT(3) | BIT(8) | BIT(22) | BIT(23) | BIT(24) | BIT(25));
   } else if (leaf == 7 && subleaf == 1) {
-    // AVX VNNI, AVX512 BF16, AMX FP16, AVX IFMA
-    r.eax &= ~(BIT(4) | BIT(5) | BIT(21) | BIT(23));
+    // AVX512 BF16, AMX FP16, AVX IFMA
+    r.eax &= ~(BIT(5) | BIT(21) | BIT(23));
+    if (!keep_avx_vnni) r.eax &= ~BIT(4);
     // AVX VNNI INT8, AVX NE CONVERT, AMX COMPLEX, AVX VNNI INT16, AVX10
     r.edx &= ~(BIT(4) | BIT(5) | BIT(8) | BIT(10) | BIT(19));
   } else if (leaf == 0xd && subleaf == 0) {
@@ -60,6 +63,7 @@ static void handle(int signal_number, siginfo_t* info, void* context) {
 }
 
 __attribute__((constructor)) static void install(void) {
+  keep_avx_vnni = getenv("KEEP_AVX_VNNI") != NULL;
   struct sigaction action;
   memset(&action, 0, sizeof action);
   action.sa_sigaction = handle;
