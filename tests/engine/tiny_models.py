@@ -117,7 +117,7 @@ def crowd(model: Tiny) -> list[GenerationRequest]:
             "temperature": 1.0,
             "seed": 7,
             "min_tokens": 6,
-            "stop_token_ids": range(0, 256, 9),
+            "stop_token_ids": range(0, 256, 4),
         },
         "scored": {"prompt": SHARED + token_ids(8, 50), "prompt_logprobs": 3, "logprobs": 1},
         "words": {"prompt": token_ids(9, 16), "bad_words_token_ids": [(5, 6), (9,)], "logit_bias": {9: 40.0, 33: 2.5}},

@@ -59,6 +59,7 @@ void Activations::reserve(const Linear& consumer, ActivationMode mode, int rows,
     grow(q8_, values);
     grow(scale8_.scales, scales);
     grow(scale8_.sums, scales);
+    grow(scale8_.offsets, scales);
     if (use_biases_) grow(biases_, 3 * scales);
   }
   if (use16_) {
@@ -74,7 +75,8 @@ void Activations::set_row(int row, const float* x) {
   const Kernels& k = kernels();
   if (use8_) {
     int32_t* biases = use_biases_ ? biases_.data() + 3 * scale_at : nullptr;
-    k.quantize_int8(x, cols_, q8_.data() + at, scale8_.scales.data() + scale_at, scale8_.sums.data() + scale_at, biases);
+    k.quantize_int8(x, cols_, q8_.data() + at, scale8_.scales.data() + scale_at, scale8_.sums.data() + scale_at,
+                    scale8_.offsets.data() + scale_at, biases);
   }
   if (use16_) k.quantize_int16(x, cols_, q16_.data() + at, scale16_.scales.data() + scale_at, scale16_.sums.data() + scale_at);
   if (use_float_) std::memcpy(x_.data() + at, x, static_cast<size_t>(cols_) * sizeof(float));
@@ -89,6 +91,7 @@ void Activations::copy_row(int row, const Activations& other, int from) {
     copy(q8_, other.q8_, stride_);
     copy(scale8_.scales, other.scale8_.scales, blocks_);
     copy(scale8_.sums, other.scale8_.sums, blocks_);
+    copy(scale8_.offsets, other.scale8_.offsets, blocks_);
     if (use_biases_) copy(biases_, other.biases_, 3 * blocks_);
   }
   if (use16_) {
@@ -101,7 +104,8 @@ void Activations::copy_row(int row, const Activations& other, int from) {
 
 ActivationView Activations::view(Activation kind) const {
   const Quantised& scale = kind == Activation::kInt8 ? scale8_ : scale16_;
-  return {kind, q8_.data(), q16_.data(), x_.data(), scale.scales.data(), scale.sums.data(), biases_.data(), stride_, blocks_};
+  return {kind,          q8_.data(), q16_.data(), x_.data(), scale.scales.data(), scale.sums.data(), scale8_.offsets.data(), biases_.data(),
+          stride_, blocks_};
 }
 
 void multiply(const std::vector<Product>& products, ActivationMode mode) {

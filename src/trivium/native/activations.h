@@ -23,7 +23,7 @@ class Activations {
 
  private:
   struct Quantised {
-    std::vector<float> scales, sums;
+    std::vector<float> scales, sums, offsets;  // offsets: of int8
   };
   int cols_ = 0, blocks_ = 0, stride_ = 0;
   bool use8_ = false, use16_ = false, use_float_ = false, use_biases_ = false;

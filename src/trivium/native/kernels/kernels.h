@@ -48,6 +48,12 @@ struct PackedView {
 
 enum class Activation : uint8_t { kInt8, kInt16, kFloat32 };
 
+// Sums of products with int8 activations may start at the bits of this float: as long as they stay below 2^22 they are, read as a float, it
+// and the sum. fma(float, scale, -kFloatBase * scale) then is the sum times the scale, rounded once as the product of a converted sum is, if
+// kFloatBase * scale is exact: so scales of int8 have only 22 bits. That saves the conversion.
+constexpr float kFloatBase = 12582912.0f;  // 3 * 2^22
+constexpr int32_t kFloatBaseBits = 0x4b400000;
+
 // A view of activations [m, cols]; which members are set follows from `kind`.
 // int16 rows hold each four values in the order 0, 2, 1, 3: what the unpacked nibbles of a weight word line up with.
 struct ActivationView {
@@ -57,7 +63,9 @@ struct ActivationView {
   const float* x;
   const float* scales;  // [m, blocks]
   const float* sums;    // [m, blocks]: scale * sum of the block's integers
-  const int32_t* biases;  // [m, blocks, 3], of q8 for W6 and W8: -128 * sum of a block's integers, and of those of its halves
+  const float* offsets;  // [m, blocks], of q8: -kFloatBase * scale
+  const int32_t* biases;  // [m, blocks, 3], of q8 for W6 and W8: -128 * sum of a block's integers, and of those of its halves; and where
+                          // sums start
   int64_t stride;       // elements from row to row of q8, q16 or x
   int64_t blocks;       // stride of scales and sums
 };
@@ -105,8 +113,9 @@ struct Kernels {
   void (*matmul)(const PackedView& w, const ActivationView& x, int row_begin, int row_end, int group_begin, int group_end,
                  const MatmulOutput& out);
 
-  // Quantise a row of n floats per block of 32 (the tail padded with zeros). `sums` and `biases` as in ActivationView; no biases if nullptr.
-  void (*quantize_int8)(const float* x, int64_t n, int8_t* q, float* scales, float* sums, int32_t* biases);
+  // Quantise a row of n floats per block of 32 (the tail padded with zeros). `sums`, `offsets` and `biases` as in ActivationView; no biases if
+  // nullptr.
+  void (*quantize_int8)(const float* x, int64_t n, int8_t* q, float* scales, float* sums, float* offsets, int32_t* biases);
   void (*quantize_int16)(const float* x, int64_t n, int16_t* q, float* scales, float* sums);
 
   // out = x / sqrt(mean(x^2) + eps) * weight. out may be x.

@@ -26,14 +26,20 @@ struct Block {
   }
 };
 
-template <typename B, int R, int G>
+// `scales` and `offsets` are those of block `b`. `Int8`: sums may start at kFloatBase.
+template <typename B, int R, int G, bool Int8>
 inline void scale_accumulate(vf (*acc)[G], const vi (*dot)[G], const uint8_t* w, int64_t step, int b, int part, const float* scales,
-                             int64_t stride) {
+                             const float* offsets, int64_t stride) {
   vf s[G];
   TRIVIUM_UNROLL for (int g = 0; g < G; g++) s[g] = B::scales(w + g * step, b, part);
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
     const vf x = set1(scales[r * stride]);
-    TRIVIUM_UNROLL for (int g = 0; g < G; g++) acc[r][g] = fma(to_float(dot[r][g]) * x, s[g], acc[r][g]);
+    if constexpr (Int8 && kFloatSums) {
+      const vf offset = set1(offsets[r * stride]);
+      TRIVIUM_UNROLL for (int g = 0; g < G; g++) acc[r][g] = fma(fma(from_bits(dot[r][g]), x, offset), s[g], acc[r][g]);
+    } else {
+      TRIVIUM_UNROLL for (int g = 0; g < G; g++) acc[r][g] = fma(to_float(dot[r][g]) * x, s[g], acc[r][g]);
+    }
   }
 }
 
@@ -93,6 +99,7 @@ TRIVIUM_FLATTEN void tile_w4(const uint8_t* w, const PackedView& view, const Act
   clear<R, G>(acc);
   const float* scales = x.scales + row * x.blocks;
   const float* sums = x.sums + row * x.blocks;
+  const float* offsets = x.offsets + row * x.blocks;
   const int64_t step = view.group_bytes, stride = x.stride, blocks = x.blocks;
   const int8_t* q8 = x.q8 + row * stride;
   const int16_t* q16 = x.q16 + row * stride;
@@ -107,7 +114,7 @@ TRIVIUM_FLATTEN void tile_w4(const uint8_t* w, const PackedView& view, const Act
     } else {
       dot_w4a16<R, G>(codes, step, q16 + b * kBlock, stride, dot);
     }
-    scale_accumulate<B, R, G>(acc, dot, w, step, b, 0, scales + b, blocks);
+    scale_accumulate<B, R, G, Int8>(acc, dot, w, step, b, 0, scales + b, offsets + b, blocks);
     min_accumulate<B, Min, R, G>(acc, w, step, b, sums + b, blocks);
   }
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
@@ -121,6 +128,7 @@ inline ActivationView from_row(ActivationView x, int row) {
   x.q16 += row * x.stride;
   x.scales += row * x.blocks;
   x.sums += row * x.blocks;
+  x.offsets += row * x.blocks;
   x.biases += row * x.blocks * 3;
   return x;
 }
@@ -141,7 +149,7 @@ inline void accumulate_w8(vf (*acc)[G], const uint8_t* codes, int64_t codes_step
     } else {
       dot_w8a16<R, G>(from, codes_step, x.q16 + column, x.stride, kColumns / 2, dot);
     }
-    scale_accumulate<B, R, G>(acc, dot, w, step, b, part, x.scales + b, x.blocks);
+    scale_accumulate<B, R, G, Int8>(acc, dot, w, step, b, part, x.scales + b, x.offsets + b, x.blocks);
   }
   if (Min) min_accumulate<B, true, R, G>(acc, w, step, b, x.sums + b, x.blocks);
 }

@@ -51,6 +51,7 @@ inline void dot_w4a8(const uint8_t* codes, int64_t, const int8_t* q, int64_t str
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) sum[r][0] = {_mm256_madd_epi16(s[r][0], ones), _mm256_madd_epi16(s[r][1], ones)};
 }
 
+constexpr bool kFloatSums = false;  // whether sums of products with int8 start at kFloatBase
 struct Fours {  // see matmul.inl
   static constexpr bool kHave = false;
 };

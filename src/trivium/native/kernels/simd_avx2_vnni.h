@@ -27,15 +27,15 @@ constexpr int kAttentionRows = 6;
 constexpr int attention_width(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 
 template <int R, int G>
-inline void clear_sums(vi (*sum)[G]) {
-  TRIVIUM_UNROLL for (int r = 0; r < R; r++) sum[r][0] = izero();
+inline void start_sums(vi (*sum)[G], int32_t at) {
+  TRIVIUM_UNROLL for (int r = 0; r < R; r++) sum[r][0] = iset1(at);
 }
 
 template <int R, int G>
 inline void dot_w4a8(const uint8_t* codes, int64_t, const int8_t* q, int64_t stride, vi (*sum)[G]) {
   const __m256i mask = _mm256_set1_epi8(15);
   vi s[R][1];
-  clear_sums<R, 1>(s);
+  start_sums<R, 1>(s, kFloatBaseBits);
   TRIVIUM_UNROLL for (int j = 0; j < 4; j++) {
     const __m256i c0 = load256(codes + 64 * j), c1 = load256(codes + 64 * j + 32);
     TRIVIUM_UNROLL for (int high = 0; high < 2; high++) {
@@ -51,6 +51,7 @@ inline void dot_w4a8(const uint8_t* codes, int64_t, const int8_t* q, int64_t str
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) sum[r][0] = s[r][0];
 }
 
+constexpr bool kFloatSums = true;  // whether sums of products with int8 start at kFloatBase
 struct Expansion {  // see matmul.inl
   static constexpr bool kPays = true;
 
@@ -60,7 +61,7 @@ struct Expansion {  // see matmul.inl
   template <int R, int G>
   static void dot(const uint8_t* codes, int64_t, const int8_t* q, int64_t stride, vi (*sum)[G]) {
     vi s[R][1];
-    clear_sums<R, 1>(s);
+    start_sums<R, 1>(s, kFloatBaseBits);
     TRIVIUM_UNROLL for (int j = 0; j < 4; j++) {
       TRIVIUM_UNROLL for (int high = 0; high < 2; high++) {
         const __m256i w0 = load256(codes + 128 * j + 32 * high), w1 = load256(codes + 128 * j + 64 + 32 * high);
@@ -115,7 +116,7 @@ inline void dot_w4a16(const uint8_t* codes, int64_t, const int16_t* q, int64_t s
   const __m256i mask = _mm256_set1_epi8(15);
   const __m256i even = _mm256_set1_epi16(255);
   vi s[R][1];
-  clear_sums<R, 1>(s);
+  start_sums<R, 1>(s, 0);
   TRIVIUM_UNROLL for (int j = 0; j < 4; j++) {
     const __m256i c0 = load256(codes + 64 * j), c1 = load256(codes + 64 * j + 32);
     TRIVIUM_UNROLL for (int high = 0; high < 2; high++) {
@@ -139,7 +140,7 @@ inline void dot_w4a16(const uint8_t* codes, int64_t, const int16_t* q, int64_t s
 template <int R, int G>
 inline void dot_w8a16(const uint8_t* codes, int64_t, const int16_t* q, int64_t stride, int pairs, vi (*sum)[G]) {
   vi s[R][1];
-  clear_sums<R, 1>(s);
+  start_sums<R, 1>(s, 0);
   for (int begin = 0; begin < pairs; begin += 2) {
     TRIVIUM_UNROLL for (int t = begin; t < begin + 2; t++) {
       const vpairs w = load_pairs(reinterpret_cast<const int8_t*>(codes + 32 * t));

@@ -119,6 +119,7 @@ inline vi dot_pairs(vpairs a, __m512i b, vi c) {
 constexpr int kNarrowRows = 8;
 constexpr int kWideRows = 6;
 constexpr int kWideGroups = 2;
+constexpr bool kFloatSums = true;  // whether sums of products with int8 start at kFloatBase
 struct Expansion {  // see matmul.inl
   static constexpr bool kPays = false;
 };
@@ -134,7 +135,7 @@ template <int R, int G>
 inline void dot_w4a8(const uint8_t* codes, int64_t step, const int8_t* q, int64_t stride, vi (*sum)[G]) {
   const __m512i mask = _mm512_set1_epi8(15);
   TRIVIUM_UNROLL for (int r = 0; r < R; r++) {
-    TRIVIUM_UNROLL for (int g = 0; g < G; g++) sum[r][g].v = _mm512_setzero_si512();
+    TRIVIUM_UNROLL for (int g = 0; g < G; g++) sum[r][g].v = _mm512_set1_epi32(kFloatBaseBits);
   }
   TRIVIUM_UNROLL for (int j = 0; j < 4; j++) {
     __m512i low[G], high[G];

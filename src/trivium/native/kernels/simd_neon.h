@@ -137,6 +137,7 @@ inline vi dot_pairs(vpairs x, int16x4_t y, vi z) {
 constexpr int kNarrowRows = 4;     // activation rows per tile
 constexpr int kWideRows = 4;       // the same with many rows
 constexpr int kWideGroups = 1;     // and the groups of 16 outputs in it
+constexpr bool kFloatSums = false;  // whether sums of products with int8 start at kFloatBase
 struct Expansion {  // see matmul.inl
   static constexpr bool kPays = false;
 };

@@ -111,7 +111,17 @@ inline void load_block(const float* x, int64_t left, vf* a, vf* b) {
   }
 }
 
-void quantize_int8(const float* x, int64_t n, int8_t* q, float* scales, float* sums, int32_t* biases) {
+// With 22 bits, so that kFloatBase * scale is exact.
+inline float short_scale(float scale) {
+  uint32_t bits;
+  std::memcpy(&bits, &scale, sizeof bits);
+  bits &= ~3u;
+  std::memcpy(&scale, &bits, sizeof bits);
+  return scale;
+}
+
+void quantize_int8(const float* x, int64_t n, int8_t* q, float* scales, float* sums, float* offsets, int32_t* biases) {
+  constexpr int32_t kStart = kFloatSums ? kFloatBaseBits : 0;
   for (int64_t block = 0; block * kBlock < n; block++) {
     vf a, b;
     load_block(x + block * kBlock, n - block * kBlock, &a, &b);
@@ -120,14 +130,15 @@ void quantize_int8(const float* x, int64_t n, int8_t* q, float* scales, float* s
     const vi qa = to_int(a * inverse), qb = to_int(b * inverse);
     store_int8(q + block * kBlock, qa);
     store_int8(q + block * kBlock + 16, qb);
-    scales[block] = amax / 127.0f;
+    scales[block] = short_scale(amax / 127.0f);
+    offsets[block] = -kFloatBase * scales[block];
     const int32_t sum = reduce_add(qa + qb);
     sums[block] = scales[block] * static_cast<float>(sum);
     if (biases == nullptr) continue;
     const int32_t first = reduce_add(qa);
-    biases[3 * block] = -128 * sum;
-    biases[3 * block + 1] = -128 * first;
-    biases[3 * block + 2] = -128 * (sum - first);
+    biases[3 * block] = kStart - 128 * sum;
+    biases[3 * block + 1] = kStart - 128 * first;
+    biases[3 * block + 2] = kStart - 128 * (sum - first);
   }
 }
 
