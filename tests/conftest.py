@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from trivium.errors import ModelLoadError
 from trivium.models.catalogue import resolve_model
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # A shell starts a script's background jobs like that, and programs that the tests interrupt would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
