@@ -19,12 +19,7 @@ inline vi dot_pairs(vpairs x, __m256i y, vi z) {
   return z;
 }
 
-constexpr int kNarrowRows = 4;     // activation rows per tile
-constexpr int kWideRows = 4;       // the same with many rows
-constexpr int kWideGroups = 1;     // and the groups of 16 outputs in it
-// Query rows per tile, and how many vectors of keys or values they share.
-constexpr int kAttentionRows = 6;
-constexpr int attention_width(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+constexpr int kAttentionRows = 6;  // query rows per tile
 
 template <int R, int G>
 inline void start_sums(vi (*sum)[G], int32_t at) {
