@@ -95,7 +95,8 @@ class Espeak(Speaker):
         finally:
             if process.returncode is None:
                 process.kill()
-                await process.wait()
+                # Its end is noticed once all that it wrote is read; what would cancel this again must not leave it unread.
+                await asyncio.shield(process.communicate())
         if process.returncode:
             message = errors.decode(errors="replace").strip().partition("\n")[0]
             raise SpeechError(f"espeak-ng ended with {process.returncode}: {message}")
