@@ -85,7 +85,7 @@ def test_block_size_does_not_change_bits(kv):
 
 @every_cache
 def test_split_attention_of_a_long_context_equals_the_whole(kv):
-    """Few sequences split their key tiles over tasks; many do not: the same bits."""
+    """Few sequences on many threads split their key tiles over tasks; many sequences do not: the same bits."""
     model = tiny_model(kv=kv, blocks=400)
     expected = logits_alone(model, PROMPT)
     run(model, [Row(PROMPT, 0, 299, list(range(100, 119)))])
@@ -106,6 +106,20 @@ def test_split_attention_of_several_waves_of_tiles_equals_the_whole(restore_thre
     for threads in (1, 2, 5):
         _native.set_num_threads(threads)
         assert np.array_equal(last_logits(run(model, rows[:1]), 0), expected)
+
+
+@every_cache
+def test_shares_of_attention_do_not_change_bits(kv, restore_threads):
+    """Rows after a long context, whose attention is shared out differently among few threads and many."""
+    model = tiny_model(kv=kv, blocks=200)
+    tokens, blocks = RNG.integers(0, VOCAB, 1100).tolist(), list(range(70))
+    _native.set_num_threads(1)
+    expected = last_logits(run(model, [Row(tokens, 0, 1100, blocks, greedy())]), 0)
+    for rows in (1, 2, 5, 9, 16, 24, 37):
+        for threads in (1, 2, 3, 8):
+            _native.set_num_threads(threads)
+            result = run(model, [Row(tokens, 1100 - rows, 1100, blocks, greedy())])
+            assert np.array_equal(last_logits(result, 0), expected)
 
 
 @settings(max_examples=25, deadline=None)

@@ -69,6 +69,7 @@ StepOutput Stepper::run(const StepInput& in) {
   pool.begin_step();
   embed(in);
   prepare_rope(in);
+  attention_plans_.clear();
   sequence_of_row_.resize(static_cast<size_t>(in.num_rows));
   for (int32_t s = 0; s < in.num_sequences; s++) {
     for (int32_t i = in.query_starts[s]; i < in.query_starts[s + 1]; i++) sequence_of_row_[i] = s;

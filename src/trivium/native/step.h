@@ -1,10 +1,12 @@
 // One step of the engine: rows of several sequences through the decoder, into the KV cache and on to the next tokens.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <vector>
 
 #include "activations.h"
+#include "attention_plan.h"
 #include "kv_cache.h"
 #include "model.h"
 #include "sampler.h"
@@ -101,6 +103,7 @@ class Stepper {
   std::vector<int16_t> q_codes_;  // queries for keys of int8 [rows, num_heads, head_dim_padded]
   std::vector<float> q_scales_;   // [rows, num_heads]
   std::vector<int32_t> sequence_of_row_;
+  std::map<int, AttentionPlan> attention_plans_;  // of this step, by the layers' windows
   Activations hidden_act_, attended_act_, inner_act_;
 
   // Mixture of experts: (token, slot) pairs sorted by expert.

@@ -1,17 +1,16 @@
-// The attention of a step: which rows, heads and key tiles are computed together.
+// The attention of a step, as attention_plan.h shares it out.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
+#include "attention_plan.h"
 #include "step.h"
 
 namespace trivium {
 
 namespace {
 
-// Query rows of one sequence and KV head: (position, head of the group) pairs, position-major, [begin, end).
-struct Item {
-  int32_t sequence, head, begin, end, first_tile, end_tile;
-};
+using Item = AttentionItem;
 
 // Queries of an item, and the keys that they may see.
 struct Queries {
@@ -48,21 +47,6 @@ struct Geometry {
   }
   int first_key(int position) const { return window > 0 ? std::max(0, position - window + 1) : 0; }
 
-  std::vector<Item> items() const {
-    std::vector<Item> found;
-    for (int32_t s = 0; s < in.num_sequences; s++) {
-      const int pairs = (in.query_starts[s + 1] - in.query_starts[s]) * group;
-      for (int32_t h = 0; h < config.num_kv_heads; h++) {  // one after the other: the next rows find a head's keys and values nearby
-        for (int begin = 0; begin < pairs; begin += kMaxQueries) {
-          const int end = std::min(pairs, begin + kMaxQueries);
-          const int first_tile = first_key(position(s, begin)) / kTile, end_tile = position(s, end - 1) / kTile + 1;
-          found.push_back({s, h, begin, end, first_tile, end_tile});
-        }
-      }
-    }
-    return found;
-  }
-
   int64_t row(const Item& item, int pair) const { return in.query_starts[item.sequence] + pair / group; }
   int head(const Item& item, int pair) const { return item.head * group + pair % group; }
 
@@ -72,7 +56,7 @@ struct Geometry {
 };
 
 void copy_floats(const Geometry& g, const Item& item, Queries* out) {
-  const int padded = g.config.head_dim_padded(), count = item.end - item.begin, width = g.config.q_size() + 2 * g.config.kv_size();
+  const int padded = g.config.head_dim_padded(), count = item.queries(), width = g.config.q_size() + 2 * g.config.kv_size();
   out->q.assign(static_cast<size_t>(count) * padded, 0.0f);
   for (int i = 0; i < count; i++) {
     const float* q = g.qkv + g.row(item, item.begin + i) * width + g.head(item, item.begin + i) * g.config.head_dim;
@@ -81,7 +65,7 @@ void copy_floats(const Geometry& g, const Item& item, Queries* out) {
 }
 
 void copy_codes(const Geometry& g, const Item& item, Queries* out) {
-  const int padded = g.config.head_dim_padded(), count = item.end - item.begin;
+  const int padded = g.config.head_dim_padded(), count = item.queries();
   out->q_codes.resize(static_cast<size_t>(count) * padded);
   for (int i = 0; i < count; i++) {
     const int64_t at = g.row(item, item.begin + i) * g.config.num_heads + g.head(item, item.begin + i);
@@ -91,7 +75,7 @@ void copy_codes(const Geometry& g, const Item& item, Queries* out) {
 }
 
 void load_queries(const Geometry& g, const Item& item, KvType type, Queries* out) {
-  const int count = item.end - item.begin;
+  const int count = item.queries();
   if (has_codes(type)) {
     copy_codes(g, item, out);
   } else {
@@ -112,6 +96,13 @@ void run_attention(const AttentionArgs& args, KvType type) {
   }
 }
 
+// Run f(begin, end) for `count` indices in about `tasks` ranges.
+template <typename F>
+void run_ranges(int count, int tasks, const F& f) {
+  const int size = (count + std::max(1, tasks) - 1) / std::max(1, tasks);
+  Pool::instance().run((count + size - 1) / size, [&](int i) { f(i * size, std::min(count, (i + 1) * size)); });
+}
+
 // Where an item's keys and values are.
 AttentionArgs place(const Geometry& g, const Item& item, const KvCache& cache, int layer) {
   AttentionArgs args{};
@@ -127,7 +118,7 @@ AttentionArgs place(const Geometry& g, const Item& item, const KvCache& cache, i
 void attend_item(const Geometry& g, const Item& item, const Item* next, const KvCache& cache, int layer, Sums* sums) {
   thread_local Queries queries;
   load_queries(g, item, cache.type(), &queries);
-  sums->reset(item.end - item.begin, g.config.head_dim_padded());
+  sums->reset(item.queries(), g.config.head_dim_padded());
   AttentionArgs args = place(g, item, cache, layer), after;
   if (next != nullptr) {
     after = place(g, *next, cache, layer);
@@ -138,101 +129,102 @@ void attend_item(const Geometry& g, const Item& item, const Item* next, const Kv
   args.q_scales = queries.q_scales;
   args.last_key = queries.last_key;
   args.first_key = queries.first_key;
-  args.queries = item.end - item.begin;
+  args.queries = item.queries();
   args.max = sums->max;
   args.sum = sums->sum;
   args.acc = sums->acc.data();
   run_attention(args, cache.type());
 }
 
-void store_results(const Geometry& g, const Item& item, const Sums& sums, float* attended) {
-  const int padded = g.config.head_dim_padded();
-  for (int i = 0; i < item.end - item.begin; i++) {
-    float* out = g.result(attended, item, item.begin + i);
-    const float inverse = 1.0f / sums.sum[i];
-    for (int d = 0; d < g.config.head_dim; d++) out[d] = sums.acc[static_cast<size_t>(i) * padded + d] * inverse;
-  }
+void store_result(const Geometry& g, const Item& item, int query, const Sums& sums, float* attended) {
+  const float* acc = sums.acc.data() + static_cast<size_t>(query) * g.config.head_dim_padded();
+  float* out = g.result(attended, item, item.begin + query);
+  const float inverse = 1.0f / sums.sum[query];
+  for (int d = 0; d < g.config.head_dim; d++) out[d] = acc[d] * inverse;
 }
 
-// a := the softmax over the tiles of both; `a` comes first.
-void merge(const Geometry& g, int count, Sums* a, const Sums& b) {
+// A query's softmax in `a` becomes that over the tiles of both; `a` comes first.
+void merge(const Geometry& g, int query, Sums* a, const Sums& b) {
   const int padded = g.config.head_dim_padded();
-  for (int i = 0; i < count; i++) {
-    const int64_t at = static_cast<int64_t>(i) * padded;
-    kernels().merge_attention(&a->max[i], &a->sum[i], a->acc.data() + at, &b.max[i], &b.sum[i], b.acc.data() + at, padded);
-  }
+  const int64_t at = static_cast<int64_t>(query) * padded;
+  kernels().merge_attention(&a->max[query], &a->sum[query], a->acc.data() + at, &b.max[query], &b.sum[query], b.acc.data() + at, padded);
 }
 
-constexpr int kWave = 32;  // tiles per thread: what is kept of them stays small, however long the contexts are
+// The next tiles of each item, one entry per tile, and where each item's begin among them.
+struct Wave {
+  std::vector<Item> tiles;
+  std::vector<int> starts;
 
-// Few items but long contexts: every tile is a task of its own, and what came of them is merged in the order in which a single
-// task would have merged it, to the same bits.
-void attend_split(const Geometry& g, const std::vector<Item>& items, const KvCache& cache, int layer, float* attended) {
-  Pool& pool = Pool::instance();
-  const int count = static_cast<int>(items.size()), wave = std::max(1, kWave * pool.num_threads() / count);
-  std::vector<Sums> totals(items.size()), partial(items.size() * wave);
-  for (int n = 0; n < count; n++) totals[n].reset(items[n].end - items[n].begin, g.config.head_dim_padded());
-  int most = 0;
-  for (const Item& item : items) most = std::max(most, item.end_tile - item.first_tile);
-  for (int offset = 0; offset < most; offset += wave) {
-    std::vector<Item> tiles;
-    std::vector<int> starts;  // of each item among the tiles
+  Wave(const std::vector<Item>& items, int offset, int most) {
     for (const Item& item : items) {
       starts.push_back(static_cast<int>(tiles.size()));
-      for (int t = item.first_tile + offset; t < std::min(item.end_tile, item.first_tile + offset + wave); t++) {
+      for (int t = item.first_tile + offset; t < std::min(item.end_tile, item.first_tile + offset + most); t++) {
         tiles.push_back(item);
         tiles.back().first_tile = t;
         tiles.back().end_tile = t + 1;
       }
     }
     starts.push_back(static_cast<int>(tiles.size()));
-    pool.run(static_cast<int>(tiles.size()), [&](int i) { attend_item(g, tiles[i], nullptr, cache, layer, &partial[i]); });
-    for (int n = 0; n < count; n++) {
-      for (int t = starts[n]; t < starts[n + 1]; t++) merge(g, items[n].end - items[n].begin, &totals[n], partial[t]);
-    }
   }
-  for (int n = 0; n < count; n++) store_results(g, items[n], totals[n], attended);
-}
+};
 
-constexpr int kFewQueries = 12;  // an item with no more waits for memory
-constexpr int kTasks = 4;        // per thread, of such items: with more, too few know what comes next; with fewer, threads wait
+constexpr int kWave = 32;       // tiles per thread: what is kept of them stays small, however long the contexts are
+constexpr int kWaveTasks = 6;   // per thread: neighbouring tiles share one, since a thread fetches the keys of what it computes next
+constexpr int kFewMerges = 64;  // not worth a task of their own
 
-// Where tasks begin, and the end. Items that wait for memory share tasks, since a thread fetches the keys of what it computes next.
-std::vector<int> task_starts(const std::vector<Item>& items, int num_threads) {
-  const auto tiles_of = [](const Item& item) { return item.end - item.begin > kFewQueries ? 0 : item.end_tile - item.first_tile; };
-  int64_t total = 0, tiles = 0;
-  for (const Item& item : items) total += tiles_of(item);
-  std::vector<int> starts{0};
-  for (size_t i = 0; i < items.size(); i++) {
-    const int own = tiles_of(items[i]);
-    tiles += own;
-    if (own == 0 || i + 1 == items.size() || tiles_of(items[i + 1]) == 0 || tiles * kTasks * num_threads >= total) {
-      starts.push_back(static_cast<int>(i + 1));
-      tiles = 0;
-    }
+// Few items but long contexts: tiles are computed one by one, and what came of them is merged in the order in which a single
+// task would have merged it, to the same bits.
+void attend_split(const Geometry& g, const std::vector<Item>& items, const KvCache& cache, int layer, float* attended) {
+  Pool& pool = Pool::instance();
+  const int count = static_cast<int>(items.size()), most = std::max(1, kWave * pool.num_threads() / count);
+  thread_local std::vector<Sums> kept_totals, kept_partial;
+  std::vector<Sums>&totals = kept_totals, &partial = kept_partial;  // of this thread, for all
+  totals.resize(std::max(totals.size(), items.size()));
+  partial.resize(std::max(partial.size(), items.size() * most));
+  std::vector<std::pair<int, int>> queries;  // of which item, and which of its
+  int num_tiles = 0;
+  for (int n = 0; n < count; n++) {
+    totals[n].reset(items[n].queries(), g.config.head_dim_padded());
+    num_tiles = std::max(num_tiles, items[n].tiles());
+    for (int i = 0; i < items[n].queries(); i++) queries.emplace_back(n, i);
   }
-  return starts;
+  for (int offset = 0; offset < num_tiles; offset += most) {
+    const Wave wave(items, offset, most);
+    run_ranges(static_cast<int>(wave.tiles.size()), kWaveTasks * pool.num_threads(), [&](int begin, int end) {
+      for (int i = begin; i < end; i++) attend_item(g, wave.tiles[i], i + 1 < end ? &wave.tiles[i + 1] : nullptr, cache, layer, &partial[i]);
+    });
+    const int merges = static_cast<int>(queries.size()) * std::min(most, num_tiles - offset);
+    run_ranges(static_cast<int>(queries.size()), std::min(2 * pool.num_threads(), merges / kFewMerges), [&](int begin, int end) {
+      for (int q = begin; q < end; q++) {
+        const auto [n, i] = queries[q];
+        for (int t = wave.starts[n]; t < wave.starts[n + 1]; t++) merge(g, i, &totals[n], partial[t]);
+      }
+    });
+  }
+  for (const auto& [n, i] : queries) store_result(g, items[n], i, totals[n], attended);
 }
 
 }  // namespace
 
 void Stepper::attend(const StepInput& in, int layer) {
-  const Geometry g{in, config_, config_.windows[static_cast<size_t>(layer)], config_.num_heads / config_.num_kv_heads,
-                   qkv_.data(), q_codes_.data(), q_scales_.data()};
-  const std::vector<Item> items = g.items();
+  const int window = config_.windows[static_cast<size_t>(layer)], group = config_.num_heads / config_.num_kv_heads;
   Pool& pool = Pool::instance();
-  int tiles = 0;
-  for (const Item& item : items) tiles = std::max(tiles, item.end_tile - item.first_tile);
-  if (tiles > 1 && static_cast<int>(items.size()) < 4 * pool.num_threads()) {
-    attend_split(g, items, cache_, layer, attended_.data());
+  auto found = attention_plans_.find(window);
+  if (found == attention_plans_.end()) {
+    found = attention_plans_.emplace(window, plan_attention(in, config_.num_kv_heads, group, window, pool.num_threads())).first;
+  }
+  const AttentionPlan& plan = found->second;
+  const Geometry g{in, config_, window, group, qkv_.data(), q_codes_.data(), q_scales_.data()};
+  if (plan.split) {
+    attend_split(g, plan.items, cache_, layer, attended_.data());
     return;
   }
-  const std::vector<int> starts = task_starts(items, pool.num_threads());
-  pool.run(static_cast<int>(starts.size()) - 1, [&](int task) {
+  pool.run(static_cast<int>(plan.task_starts.size()) - 1, [&](int task) {
     thread_local Sums sums;
-    for (int i = starts[task]; i < starts[task + 1]; i++) {
-      attend_item(g, items[i], i + 1 < starts[task + 1] ? &items[i + 1] : nullptr, cache_, layer, &sums);
-      store_results(g, items[i], sums, attended_.data());
+    for (int i = plan.task_starts[task]; i < plan.task_starts[task + 1]; i++) {
+      const Item& item = plan.items[i];
+      attend_item(g, item, i + 1 < plan.task_starts[task + 1] ? &item + 1 : nullptr, cache_, layer, &sums);
+      for (int query = 0; query < item.queries(); query++) store_result(g, item, query, sums, attended_.data());
     }
   });
 }

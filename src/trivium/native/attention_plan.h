@@ -1,0 +1,29 @@
+// How the attention of a step is shared out among threads. No choice made here changes a bit of any result.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace trivium {
+
+struct StepInput;
+
+// Query rows of one sequence and KV head, which go through the same key tiles together: (position, head of the group) pairs,
+// position-major, [begin, end).
+struct AttentionItem {
+  int32_t sequence, head, begin, end, first_tile, end_tile;
+
+  int queries() const { return end - begin; }
+  int tiles() const { return end_tile - first_tile; }
+};
+
+struct AttentionPlan {
+  std::vector<AttentionItem> items;
+  std::vector<int> task_starts;  // where a thread's tasks begin among the items, and the end
+  bool split = false;            // the items' tiles are computed apart instead, and merged
+};
+
+// `group`: query heads per KV head; `window`: keys that a query sees, 0 for all.
+AttentionPlan plan_attention(const StepInput& in, int num_kv_heads, int group, int window, int num_threads);
+
+}  // namespace trivium
