@@ -1,7 +1,7 @@
 #include "attention_plan.h"
 
 #include <algorithm>
-#include <utility>
+#include <numeric>
 
 #include "kernels/kernels.h"
 #include "step.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kTileRows = 6;        // of most instruction sets' kernels: queries that are computed together
 constexpr int kFetch = 2;           // what going through a tile's keys and values costs, in queries
-constexpr float kSplitCost = 1.4f;  // of tiles that are computed apart, and merged, against those of one item
+constexpr double kMerging = 1.2;    // what computing tiles apart, and merging them, costs more, of a query's own cost
 constexpr int kFewQueries = 12;     // an item with no more waits for memory
 constexpr int kTasks = 4;           // per thread, of such items: with more, too few know what comes next; with fewer, threads wait
 
@@ -34,16 +34,16 @@ std::vector<AttentionItem> make_items(const StepInput& in, int num_kv_heads, int
   return items;
 }
 
-// Items that wait for memory share tasks, since a thread fetches the keys of what it computes next.
-std::vector<int> make_tasks(const std::vector<AttentionItem>& items, int num_threads) {
+// Of the first `count` items. Those that wait for memory share tasks, since a thread fetches the keys of what it computes next.
+std::vector<int> make_tasks(const std::vector<AttentionItem>& items, size_t count, int num_threads) {
   const auto tiles_of = [](const AttentionItem& item) { return item.queries() > kFewQueries ? 0 : item.tiles(); };
   int64_t total = 0, tiles = 0;
-  for (const AttentionItem& item : items) total += tiles_of(item);
+  for (size_t i = 0; i < count; i++) total += tiles_of(items[i]);
   std::vector<int> starts{0};
-  for (size_t i = 0; i < items.size(); i++) {
+  for (size_t i = 0; i < count; i++) {
     const int own = tiles_of(items[i]);
     tiles += own;
-    if (own == 0 || i + 1 == items.size() || tiles_of(items[i + 1]) == 0 || tiles * kTasks * num_threads >= total) {
+    if (own == 0 || i + 1 == count || tiles_of(items[i + 1]) == 0 || tiles * kTasks * num_threads >= total) {
       starts.push_back(static_cast<int>(i + 1));
       tiles = 0;
     }
@@ -51,44 +51,49 @@ std::vector<int> make_tasks(const std::vector<AttentionItem>& items, int num_thr
   return starts;
 }
 
-int64_t cost(const AttentionItem& item) { return static_cast<int64_t>(item.tiles()) * (item.queries() + kFetch); }
+double cost(const AttentionItem& item) { return static_cast<double>(item.tiles()) * (item.queries() + kFetch); }
 
 // When the last thread is done, if each takes the next task as soon as it can.
-int64_t time_of(const AttentionPlan& plan, int num_threads) {
-  std::vector<int64_t> busy(static_cast<size_t>(num_threads), 0);
+double time_of(const AttentionPlan& plan, int num_threads) {
+  std::vector<double> busy(static_cast<size_t>(num_threads), 0.0);
   for (size_t task = 0; task + 1 < plan.task_starts.size(); task++) {
-    int64_t& first = *std::min_element(busy.begin(), busy.end());
+    double& first = *std::min_element(busy.begin(), busy.end());
     for (int i = plan.task_starts[task]; i < plan.task_starts[task + 1]; i++) first += cost(plan.items[static_cast<size_t>(i)]);
   }
-  return *std::max_element(busy.begin(), busy.end());
+  double total = std::accumulate(busy.begin(), busy.end(), 0.0);  // tiles that are computed apart fill the gaps
+  for (size_t i = static_cast<size_t>(plan.num_whole()); i < plan.items.size(); i++) {
+    const AttentionItem& item = plan.items[i];
+    total += cost(item) + item.tiles() * item.queries() * kMerging;
+  }
+  return std::max(*std::max_element(busy.begin(), busy.end()), total / num_threads);
 }
+
+bool can_be_split(const AttentionItem& item) { return item.tiles() > 1; }
+
+int whole_rows(int queries) { return (queries + kTileRows - 1) / kTileRows * kTileRows; }
 
 }  // namespace
 
-// Large items read keys and values least often, smaller ones leave threads with equal shares. If even those do not, tiles are
-// computed apart.
+// Large items read keys and values least often, smaller ones leave threads with equal shares. Where even those do not, the
+// last items' tiles are computed apart, or those of all.
 AttentionPlan plan_attention(const StepInput& in, int num_kv_heads, int group, int window, int num_threads) {
   AttentionPlan best;
-  int64_t best_time = 0, whole_cost = 0;
-  int largest = kTileRows, most_tiles = 0;
+  double best_time = 0.0;
+  int largest = kTileRows;
   for (int most = kMaxQueries; most >= kTileRows; most = std::min(most, largest) - kTileRows) {
     AttentionPlan plan;
     plan.items = make_items(in, num_kv_heads, group, window, most);
-    plan.task_starts = make_tasks(plan.items, num_threads);
-    const int64_t time = time_of(plan, num_threads);
-    if (most == kMaxQueries) {
-      for (const AttentionItem& item : plan.items) {
-        whole_cost += cost(item);
-        most_tiles = std::max(most_tiles, item.tiles());
-        largest = std::max(largest, (item.queries() + kTileRows - 1) / kTileRows * kTileRows);
-      }
-    } else if (time >= best_time) {
-      continue;
+    for (const AttentionItem& item : plan.items) largest = std::max(largest, whole_rows(item.queries()));
+    const size_t count = plan.items.size(), threads = static_cast<size_t>(num_threads);
+    for (const size_t num_split : {size_t{0}, count % threads, count}) {
+      if (!std::all_of(plan.items.end() - static_cast<int64_t>(num_split), plan.items.end(), can_be_split)) break;
+      plan.task_starts = make_tasks(plan.items, count - num_split, num_threads);
+      const double time = time_of(plan, num_threads);
+      if (!best.items.empty() && time >= best_time) continue;
+      best = plan;
+      best_time = time;
     }
-    best = std::move(plan);
-    best_time = time;
   }
-  best.split = most_tiles > 1 && static_cast<float>(best_time) > kSplitCost * static_cast<float>(whole_cost) / static_cast<float>(num_threads);
   return best;
 }
 

@@ -19,8 +19,11 @@ struct AttentionItem {
 
 struct AttentionPlan {
   std::vector<AttentionItem> items;
-  std::vector<int> task_starts;  // where a thread's tasks begin among the items, and the end
-  bool split = false;            // the items' tiles are computed apart instead, and merged
+  std::vector<int> task_starts;  // where a thread's tasks begin among the items, and their end
+
+  // Items that threads compute as a whole. The tiles of those after them are computed apart, and merged.
+  int num_whole() const { return task_starts.back(); }
+  int num_tasks() const { return static_cast<int>(task_starts.size()) - 1; }
 };
 
 // `group`: query heads per KV head; `window`: keys that a query sees, 0 for all.

@@ -96,12 +96,14 @@ void run_attention(const AttentionArgs& args, KvType type) {
   }
 }
 
-// Run f(begin, end) for `count` indices in about `tasks` ranges.
-template <typename F>
-void run_ranges(int count, int tasks, const F& f) {
-  const int size = (count + std::max(1, tasks) - 1) / std::max(1, tasks);
-  Pool::instance().run((count + size - 1) / size, [&](int i) { f(i * size, std::min(count, (i + 1) * size)); });
-}
+// `count` indices in about so many ranges of neighbours.
+struct Ranges {
+  int count, size, num;
+
+  Ranges(int count, int about) : count(count), size((count + std::max(1, about) - 1) / std::max(1, about)), num((count + size - 1) / size) {}
+  int begin(int i) const { return i * size; }
+  int end(int i) const { return std::min(count, (i + 1) * size); }
+};
 
 // Where an item's keys and values are.
 AttentionArgs place(const Geometry& g, const Item& item, const KvCache& cache, int layer) {
@@ -172,10 +174,21 @@ constexpr int kWave = 32;       // tiles per thread: what is kept of them stays 
 constexpr int kWaveTasks = 6;   // per thread: neighbouring tiles share one, since a thread fetches the keys of what it computes next
 constexpr int kFewMerges = 64;  // not worth a task of their own
 
-// Few items but long contexts: tiles are computed one by one, and what came of them is merged in the order in which a single
-// task would have merged it, to the same bits.
-void attend_split(const Geometry& g, const std::vector<Item>& items, const KvCache& cache, int layer, float* attended) {
+// Whole items, by the plan's tasks.
+void attend_whole(const Geometry& g, const AttentionPlan& plan, int task, const KvCache& cache, int layer, float* attended) {
+  thread_local Sums sums;
+  for (int i = plan.task_starts[task]; i < plan.task_starts[task + 1]; i++) {
+    const Item& item = plan.items[i];
+    attend_item(g, item, i + 1 < plan.task_starts[task + 1] ? &item + 1 : nullptr, cache, layer, &sums);
+    for (int query = 0; query < item.queries(); query++) store_result(g, item, query, sums, attended);
+  }
+}
+
+// The same, and beside them the items whose tiles are computed one by one. What came of those is merged in the order in which a
+// single task would have merged it, to the same bits.
+void attend_split(const Geometry& g, const AttentionPlan& plan, const KvCache& cache, int layer, float* attended) {
   Pool& pool = Pool::instance();
+  const std::vector<Item> items(plan.items.begin() + plan.num_whole(), plan.items.end());
   const int count = static_cast<int>(items.size()), most = std::max(1, kWave * pool.num_threads() / count);
   thread_local std::vector<Sums> kept_totals, kept_partial;
   std::vector<Sums>&totals = kept_totals, &partial = kept_partial;  // of this thread, for all
@@ -190,12 +203,22 @@ void attend_split(const Geometry& g, const std::vector<Item>& items, const KvCac
   }
   for (int offset = 0; offset < num_tiles; offset += most) {
     const Wave wave(items, offset, most);
-    run_ranges(static_cast<int>(wave.tiles.size()), kWaveTasks * pool.num_threads(), [&](int begin, int end) {
-      for (int i = begin; i < end; i++) attend_item(g, wave.tiles[i], i + 1 < end ? &wave.tiles[i + 1] : nullptr, cache, layer, &partial[i]);
+    const Ranges tiles(static_cast<int>(wave.tiles.size()), kWaveTasks * pool.num_threads());
+    const int num_whole = offset == 0 ? plan.num_tasks() : 0;
+    pool.run(num_whole + tiles.num, [&](int task) {
+      if (task < num_whole) {
+        attend_whole(g, plan, task, cache, layer, attended);
+        return;
+      }
+      const int end = tiles.end(task - num_whole);
+      for (int i = tiles.begin(task - num_whole); i < end; i++) {
+        attend_item(g, wave.tiles[i], i + 1 < end ? &wave.tiles[i + 1] : nullptr, cache, layer, &partial[i]);
+      }
     });
-    const int merges = static_cast<int>(queries.size()) * std::min(most, num_tiles - offset);
-    run_ranges(static_cast<int>(queries.size()), std::min(2 * pool.num_threads(), merges / kFewMerges), [&](int begin, int end) {
-      for (int q = begin; q < end; q++) {
+    const int num_merges = static_cast<int>(queries.size()) * std::min(most, num_tiles - offset);
+    const Ranges merged(static_cast<int>(queries.size()), std::min(2 * pool.num_threads(), num_merges / kFewMerges));
+    pool.run(merged.num, [&](int task) {
+      for (int q = merged.begin(task); q < merged.end(task); q++) {
         const auto [n, i] = queries[q];
         for (int t = wave.starts[n]; t < wave.starts[n + 1]; t++) merge(g, i, &totals[n], partial[t]);
       }
@@ -215,18 +238,11 @@ void Stepper::attend(const StepInput& in, int layer) {
   }
   const AttentionPlan& plan = found->second;
   const Geometry g{in, config_, window, group, qkv_.data(), q_codes_.data(), q_scales_.data()};
-  if (plan.split) {
-    attend_split(g, plan.items, cache_, layer, attended_.data());
-    return;
+  if (plan.num_whole() == static_cast<int>(plan.items.size())) {
+    pool.run(plan.num_tasks(), [&](int task) { attend_whole(g, plan, task, cache_, layer, attended_.data()); });
+  } else {
+    attend_split(g, plan, cache_, layer, attended_.data());
   }
-  pool.run(static_cast<int>(plan.task_starts.size()) - 1, [&](int task) {
-    thread_local Sums sums;
-    for (int i = plan.task_starts[task]; i < plan.task_starts[task + 1]; i++) {
-      const Item& item = plan.items[i];
-      attend_item(g, item, i + 1 < plan.task_starts[task + 1] ? &item + 1 : nullptr, cache_, layer, &sums);
-      for (int query = 0; query < item.queries(); query++) store_result(g, item, query, sums, attended_.data());
-    }
-  });
 }
 
 }  // namespace trivium
