@@ -13,6 +13,7 @@ namespace {
 
 #include "simd_avx2.h"
 #include "simd_avx2_vnni.h"
+#include "simd_avx2_pairs.h"
 constexpr const char* kName = "avx2_vnni";
 #include "vector_ops.inl"
 #include "matmul.inl"
