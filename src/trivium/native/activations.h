@@ -52,7 +52,7 @@ inline void multiply(const Linear& linear, const Activations& x, int rows, const
 // f(row) for every row; on the pool when there are enough of them to pay for it.
 template <typename F>
 void for_rows(int rows, const F& f) {
-  constexpr int kRowsPerChunk = 4;
+  constexpr int kRowsPerChunk = 2;
   if (rows < 2 * kRowsPerChunk) {
     for (int i = 0; i < rows; i++) f(i);
     return;

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "kernels/kernels.h"
+#include "pool.h"
 #include "step.h"
 
 namespace trivium {
@@ -53,12 +54,34 @@ std::vector<int> make_tasks(const std::vector<AttentionItem>& items, size_t coun
 
 double cost(const AttentionItem& item) { return static_cast<double>(item.tiles()) * (item.queries() + kFetch); }
 
+// Which tasks are left of each thread's range, as the pool shares them out.
+class TaskRanges {
+ public:
+  TaskRanges(int count, int num_threads) : next_(static_cast<size_t>(num_threads)), end_(next_.size()) {
+    for (int i = 0; i < num_threads; i++) {
+      next_[static_cast<size_t>(i)] = static_cast<size_t>(Pool::range_begin(count, i, num_threads));
+      end_[static_cast<size_t>(i)] = static_cast<size_t>(Pool::range_begin(count, i + 1, num_threads));
+    }
+  }
+
+  // The next task of a thread: one of its own, or another's.
+  size_t take(size_t thread) {
+    while (next_[thread] == end_[thread]) thread = (thread + 1) % next_.size();
+    return next_[thread]++;
+  }
+
+ private:
+  std::vector<size_t> next_, end_;
+};
+
 // When the last thread is done, if each takes the next task as soon as it can.
 double time_of(const AttentionPlan& plan, int num_threads) {
   std::vector<double> busy(static_cast<size_t>(num_threads), 0.0);
-  for (size_t task = 0; task + 1 < plan.task_starts.size(); task++) {
-    double& first = *std::min_element(busy.begin(), busy.end());
-    for (int i = plan.task_starts[task]; i < plan.task_starts[task + 1]; i++) first += cost(plan.items[static_cast<size_t>(i)]);
+  TaskRanges ranges(plan.num_tasks(), num_threads);
+  for (int n = 0; n < plan.num_tasks(); n++) {
+    const auto first = std::min_element(busy.begin(), busy.end());
+    const size_t task = ranges.take(static_cast<size_t>(first - busy.begin()));
+    for (int i = plan.task_starts[task]; i < plan.task_starts[task + 1]; i++) *first += cost(plan.items[static_cast<size_t>(i)]);
   }
   double total = std::accumulate(busy.begin(), busy.end(), 0.0);  // tiles that are computed apart fill the gaps
   for (size_t i = static_cast<size_t>(plan.num_whole()); i < plan.items.size(); i++) {

@@ -1,8 +1,12 @@
 // The process-wide thread pool of the kernels.
 //
-// A parallel loop is published as one 64-bit word (epoch, count, next); whoever claims an index runs it. The caller takes part and
-// never waits for a thread that has claimed nothing, so a worker that the system has descheduled delays a loop only if it was
-// in the middle of an index. When even that happens often, the pool stays on the calling thread for a while.
+// A parallel loop is published as one 64-bit word (its number, its count). Each thread has a range of the indices, neighbours of which it
+// claims one after the other, and then helps the others with theirs. The caller takes part and never waits for a thread that has claimed
+// nothing, so a worker that the system has descheduled delays a loop only if it was in the middle of an index. When even that happens
+// often, the pool stays on the calling thread for a while.
+//
+// A cache line that two cores write takes a tenth of a microsecond to go from one to the other, and a step has hundreds of loops. So the
+// caller writes one line per loop, which the workers read, and a thread claims and counts in a line of its own.
 #pragma once
 
 #include <atomic>
@@ -26,6 +30,11 @@ class Pool {
   int num_threads() const { return num_threads_; }
   void set_num_threads(int count);
 
+  // Where, of a loop over `count` indices, the range of a thread begins; the caller's, which is the first, is never empty.
+  static int range_begin(int count, int thread, int threads) {
+    return static_cast<int>((static_cast<int64_t>(count) * thread + threads - 1) / threads);
+  }
+
   // Held by a model while it computes: loops of two callers never mix.
   std::mutex& owner() { return owner_; }
 
@@ -43,13 +52,21 @@ class Pool {
  private:
   using Body = void (*)(const void*, int);
 
+  // What a thread writes.
+  struct alignas(64) Share {
+    std::atomic<uint64_t> claimed{0};  // of the range that is the thread's: a loop's number and, below it, how many; others help, and write it too
+    std::atomic<uint64_t> done{0};     // what the thread, if it is a worker, has run of all loops
+  };
+
   explicit Pool(int num_threads) : num_threads_(num_threads < 1 ? 1 : num_threads) {}
   static void replace_in_child();
   void run_slice(int begin, int count, Body body, const void* context);
   void run_erased(int count, Body body, const void* context);
-  void work();
-  bool claim(int* index, bool* published);
-  void run_one(Body body, const void* context, int index);
+  void work(int thread);
+  int take_part(uint64_t loop, int thread);
+  bool claim(uint64_t loop, int whose, int* index);
+  uint64_t done() const;
+  void run_one(int index);
   void start_workers();
   void stop_workers();
 
@@ -60,12 +77,15 @@ class Pool {
   std::vector<std::thread> workers_;
   bool started_ = false;
 
-  alignas(64) std::atomic<uint64_t> loop_{0};  // epoch << 40 | count << 20 | next
-  alignas(64) std::atomic<int> done_{0};
-  alignas(64) Body body_ = nullptr;
-  int begin_ = 0;  // of the slice being run
+  // What the caller writes for a loop.
+  alignas(64) std::atomic<uint64_t> loop_{0};  // number and, below it, count
+  Body body_ = nullptr;
   const void* context_ = nullptr;
-  uint64_t epoch_ = 0;
+  int begin_ = 0;  // of the slice being run
+
+  alignas(64) std::unique_ptr<Share[]> shares_;
+  int live_threads_ = 1;      // those that the system gave
+  uint64_t given_away_ = 0;   // indices that were not the caller's, of all loops
   std::mutex error_mutex_;
   std::exception_ptr error_;
 
