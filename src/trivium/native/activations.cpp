@@ -7,7 +7,7 @@ namespace trivium {
 
 namespace {
 
-constexpr int kRowBlock = 128;  // activation rows that stay in the second-level cache while weights pass by
+constexpr int kRowBlock = 64;  // activation rows that stay in the second-level cache, with their results, while weights pass by
 constexpr int kChunksPerThread = 3;
 
 // A run of groups of one matrix for a run of rows.
@@ -20,7 +20,8 @@ struct Task {
 void add_tasks(const Product& product, int threads, std::vector<Task>* tasks) {
   int total_groups = 0;
   for (const auto& part : product.linear->parts) total_groups += part->view().groups;
-  const int chunk = std::max(1, (total_groups + threads * kChunksPerThread - 1) / (threads * kChunksPerThread));
+  const int share = (total_groups + threads * kChunksPerThread - 1) / (threads * kChunksPerThread);
+  const int chunk = std::max(2, (share + 1) / 2 * 2);  // even: some tiles have two groups
   for (int row = 0; row < product.rows; row += kRowBlock) {
     int offset = 0;
     for (const auto& part : product.linear->parts) {

@@ -125,9 +125,7 @@ inline void expand_codes(const uint8_t* codes, uint8_t* out) {
   }
 }
 
-constexpr int kNarrowRows = 4;     // activation rows per tile
-constexpr int kWideRows = 4;       // the same with many rows
-constexpr int kWideGroups = 1;     // and the groups of 16 outputs in it
+constexpr int kWideGroups = 1;  // of 16 outputs in a tile
 // How many vectors of keys or values so many query rows share.
 constexpr int attention_width(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 

@@ -114,10 +114,10 @@ inline vi dot_pairs(vpairs a, __m512i b, vi c) {
   return c;
 }
 
-// With many rows a tile is 6 rows of activations by 2 groups of 16 outputs: a broadcast activation is used twice, which halves the
-// loads that otherwise bound the loop, and accumulators still fit the 32 registers.
-constexpr int kNarrowRows = 8;
-constexpr int kWideRows = 6;
+// From 4 rows on a tile has 2 groups of 16 outputs: a broadcast activation is used twice, which halves the loads that otherwise bound the
+// loop. With 8 rows float sums spend a block's products in the first-level cache, which costs less than unpacking weights more often.
+constexpr int kNarrowRows = 3;
+constexpr int kWideRows = 8;
 constexpr int kWideGroups = 2;
 constexpr bool kFloatSums = true;  // whether sums of products with int8 start at kFloatBase
 struct Expansion {  // see matmul.inl
