@@ -78,8 +78,11 @@ inline void prefetch_block(const PackedView& view, const uint8_t* w, int64_t ste
     constexpr int kLines = share_lines(G, Bytes);
     TRIVIUM_UNROLL for (int line = 0; line < kLines; line++) __builtin_prefetch(from + 64 * line);
   } else {
+    constexpr int kAhead = kPrefetch / G;
+    // Past the end of a group lies the next one, which with two is being read already: what follows them both is meant.
+    const uint8_t* from = w + kAhead + (G > 1 && b + kAhead / Bytes >= view.blocks ? (G - 1) * step : 0);
     TRIVIUM_UNROLL for (int g = 0; g < G; g++) {
-      TRIVIUM_UNROLL for (int line = 0; line < Bytes; line += 64) __builtin_prefetch(w + g * step + kPrefetch + line);
+      TRIVIUM_UNROLL for (int line = 0; line < Bytes; line += 64) __builtin_prefetch(from + g * step + line);
     }
   }
 }
