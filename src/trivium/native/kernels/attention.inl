@@ -121,26 +121,6 @@ inline void hide_keys(const AttentionArgs& a, float* scores, int row, int first_
   }
 }
 
-// x becomes 2^x, for N vectors of x <= 0, with a relative error of about 2^-22.5; 0 below -126. Scores are of base 2: queries are
-// scaled by log2(e) as well. Vectors go side by side, since each alone would wait for its products.
-template <int N>
-inline void exp2_vectors(vf* x) {
-  constexpr float kCoefficients[] = {9.671512991e-3f, 5.550733581e-2f, 2.402224243e-1f, 6.931470037e-1f, 1.0f};
-  vf n[N], p[N];  // minimax on [-0.5, 0.5] with p(0) = 1
-  TRIVIUM_UNROLL for (int i = 0; i < N; i++) n[i] = nearest(x[i]);
-  TRIVIUM_UNROLL for (int i = 0; i < N; i++) x[i] = x[i] - n[i];
-  TRIVIUM_UNROLL for (int i = 0; i < N; i++) p[i] = set1(1.326472615e-3f);
-  TRIVIUM_UNROLL for (int k = 0; k < 5; k++) {
-    TRIVIUM_UNROLL for (int i = 0; i < N; i++) p[i] = fma(p[i], x[i], set1(kCoefficients[k]));
-  }
-  TRIVIUM_UNROLL for (int i = 0; i < N; i++) x[i] = times_power(p[i], n[i], set1(-126.0f));
-}
-
-inline vf exp2_lanes(vf x) {
-  exp2_vectors<1>(&x);
-  return x;
-}
-
 // The maxima of R rows' scores, after keys they may not see became -infinity.
 template <int R>
 inline vf row_maxima(const AttentionArgs& a, TileState& t, int row, int first_key, int subtiles) {
@@ -155,7 +135,7 @@ inline vf row_maxima(const AttentionArgs& a, TileState& t, int row, int first_ke
   return max_rows<R>(largest);
 }
 
-// Turns R rows' scores into 2^(score - maximum), 0 for keys they may not see.
+// Turns R rows' scores into 2^(score - maximum), 0 for keys they may not see. Scores are of base 2: queries are scaled by log2(e) as well.
 template <int R>
 inline void weigh_floats(const AttentionArgs& a, TileState& t, int row, int first_key, int subtiles) {
   alignas(64) float most[16];

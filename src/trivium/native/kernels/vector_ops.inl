@@ -21,6 +21,26 @@ inline vf exp_lanes(vf x) {
   return select_less(x, low, zero(), p * half_power * set1(2.0f));
 }
 
+// x becomes 2^x, for N vectors of x <= 0, with a relative error of about 2^-22.5; 0 below -126. Vectors go side by side, since each alone would
+// wait for its products.
+template <int N>
+inline void exp2_vectors(vf* x) {
+  constexpr float kCoefficients[] = {9.671512991e-3f, 5.550733581e-2f, 2.402224243e-1f, 6.931470037e-1f, 1.0f};
+  vf n[N], p[N];  // minimax on [-0.5, 0.5] with p(0) = 1
+  TRIVIUM_UNROLL for (int i = 0; i < N; i++) n[i] = nearest(x[i]);
+  TRIVIUM_UNROLL for (int i = 0; i < N; i++) x[i] = x[i] - n[i];
+  TRIVIUM_UNROLL for (int i = 0; i < N; i++) p[i] = set1(1.326472615e-3f);
+  TRIVIUM_UNROLL for (int k = 0; k < 5; k++) {
+    TRIVIUM_UNROLL for (int i = 0; i < N; i++) p[i] = fma(p[i], x[i], set1(kCoefficients[k]));
+  }
+  TRIVIUM_UNROLL for (int i = 0; i < N; i++) x[i] = times_power(p[i], n[i], set1(-126.0f));
+}
+
+inline vf exp2_lanes(vf x) {
+  exp2_vectors<1>(&x);
+  return x;
+}
+
 inline vf load_tail(const float* p, int64_t n, float fill) {
   float t[16];
   for (int i = 0; i < 16; i++) t[i] = i < n ? p[i] : fill;
@@ -52,7 +72,12 @@ void rms_norm(float* out, const float* x, const float* weight, int64_t n, float 
   if (i < n) store_tail(out + i, load_tail(x + i, n - i, 0.0f) * scale * load_tail(weight + i, n - i, 0.0f), n - i);
 }
 
-inline vf silu(vf g) { return g / (set1(1.0f) + exp_lanes(zero() - g)); }
+// g * sigmoid(g), with e^-|g|, which cannot overflow.
+inline vf silu(vf g) {
+  const vf magnitude = from_bits(bits(g) & iset1(0x7fffffff)), one = set1(1.0f);
+  const vf e = exp2_lanes(magnitude * set1(-1.44269504f));
+  return g * select_less(g, zero(), e, one) / (one + e);
+}
 
 void silu_mul(float* out, const float* gate, const float* up, int64_t n) {
   int64_t i = 0;
@@ -201,9 +226,8 @@ inline float row_amax(const float* x, int64_t n) {
 constexpr float kSmallest = 1e-30f;
 inline float inverse_scale(float amax, float limit) { return amax > kSmallest ? limit / amax : 0.0f; }
 
-// q = x / scale, at most `limit`; returns the scale. n is a multiple of 16.
-inline float quantize_int16_row(int16_t* q, const float* x, int64_t n, float limit) {
-  const float amax = row_amax(x, n);
+// q = x / scale, `limit` for the largest magnitude, amax; returns the scale. n is a multiple of 16.
+inline float quantize_int16_row(int16_t* q, const float* x, int64_t n, float amax, float limit) {
   const vf inverse = set1(inverse_scale(amax, limit));
   for (int64_t i = 0; i < n; i += 16) store_int16(q + i, to_int(load(x + i) * inverse));
   return amax / limit;
@@ -228,10 +252,8 @@ inline float spread_codes(Code* codes, const float* x, int64_t n, float amax, fl
   return amax / limit;
 }
 
-inline float finite_amax(const float* x, int64_t n) {
-  const float found = row_amax(x, n);
-  return found < kLargest ? found : kLargest;
-}
+inline float to_finite(float amax) { return amax < kLargest ? amax : kLargest; }
+inline float finite_amax(const float* x, int64_t n) { return to_finite(row_amax(x, n)); }
 
 // What the largest magnitude of x may become as int16 so that its products with another such row sum up to less than 2^31, whatever
 // their order: by Cauchy and Schwarz if each row is no longer than 2^15.5, less what rounding may add. n is a multiple of 16.
@@ -290,17 +312,19 @@ inline int64_t spread_head(float* out, const float* x, int64_t n) {
   return order;
 }
 
-// A head in `out`, filled up with zeros to a multiple of 16 elements; returns how many.
-inline int64_t pad_head(float* out, const float* x, int64_t n) {
-  const int64_t padded = (n + 15) / 16 * 16;
-  std::memcpy(out, x, static_cast<size_t>(n) * sizeof(float));
-  std::memset(out + n, 0, static_cast<size_t>(padded - n) * sizeof(float));
-  return padded;
+// The head x of *n elements, filled up with zeros to a multiple of 16, which *n becomes; in `room` if it is not one.
+inline const float* padded_head(float* room, const float* x, int64_t* n) {
+  if (*n % 16 == 0) return x;
+  const int64_t given = *n;
+  *n = (given + 15) / 16 * 16;
+  std::memcpy(room, x, static_cast<size_t>(given) * sizeof(float));
+  std::memset(room + given, 0, static_cast<size_t>(*n - given) * sizeof(float));
+  return room;
 }
 
 float store_key_i8(int8_t* codes, const float* key, int64_t n) {
-  float padded[kMaxHeadDim], spread[kMaxHeadDim];
-  n = pad_head(padded, key, n);
+  float room[kMaxHeadDim], spread[kMaxHeadDim];
+  const float* padded = padded_head(room, key, &n);
   spread_head(spread, padded, n);
   return spread_codes(codes, spread, n, finite_amax(spread, n), 127.0f, 2 * kSubtile, 1);
 }
@@ -310,16 +334,17 @@ float store_value_i8(int8_t* codes, const float* value, int64_t n) {
 }
 
 float quantize_query_i8(int16_t* codes, const float* query, int64_t n) {
-  float padded[kMaxHeadDim], spread[kMaxHeadDim];
-  n = pad_head(padded, query, n);
+  float room[kMaxHeadDim], spread[kMaxHeadDim];
+  const float* padded = padded_head(room, query, &n);
   const int64_t order = spread_head(spread, padded, n);
   const int64_t limit = INT32_MAX / (127 * n);  // so that no sum of n products with codes of a key can overflow
-  return quantize_int16_row(codes, spread, n, static_cast<float>(limit < 32767 ? limit : 32767)) / static_cast<float>(order);
+  return quantize_int16_row(codes, spread, n, row_amax(spread, n), static_cast<float>(limit < 32767 ? limit : 32767)) /
+         static_cast<float>(order);
 }
 
 float store_key_i16(int16_t* codes, const float* key, int64_t n) {
-  float padded[kMaxHeadDim];
-  n = pad_head(padded, key, n);
+  float room[kMaxHeadDim];
+  const float* padded = padded_head(room, key, &n);
   const float amax = finite_amax(padded, n);
   return spread_codes(codes, padded, n, amax, product_limit(padded, n, amax), 2 * kSubtile, 1);
 }
@@ -331,10 +356,10 @@ float store_value_i16(int16_t* codes, const float* value, int64_t n) {
 }
 
 float quantize_query_i16(int16_t* codes, const float* query, int64_t n) {
-  float padded[kMaxHeadDim];
-  n = pad_head(padded, query, n);
-  const float limit = product_limit(padded, n, finite_amax(padded, n));
-  return quantize_int16_row(codes, padded, n, limit);
+  float room[kMaxHeadDim];
+  const float* padded = padded_head(room, query, &n);
+  const float amax = row_amax(padded, n);
+  return quantize_int16_row(codes, padded, n, amax, product_limit(padded, n, to_finite(amax)));
 }
 
 float exp_sum(float* out, const float* x, int64_t n, float largest, float scale) {
