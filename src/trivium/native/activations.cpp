@@ -109,19 +109,28 @@ ActivationView Activations::view(Activation kind) const {
           stride_, blocks_};
 }
 
-void multiply(const std::vector<Product>& products, ActivationMode mode) {
+void multiply(const std::vector<Product>& products, ActivationMode mode, const KvShare& beside) {
   Pool& pool = Pool::instance();
   std::vector<Task> tasks;
   for (const Product& product : products) add_tasks(product, pool.num_threads(), &tasks);
-  pool.run(static_cast<int>(tasks.size()), [&](int i) {
+  const int count = static_cast<int>(tasks.size());
+  pool.run(count, [&](int i) {
     const Task& t = tasks[static_cast<size_t>(i)];
     MatmulOutput out = t.product->out;
     out.out += t.first_row_of_matrix;
     const std::vector<float>& bias = t.product->linear->bias;
     out.bias = bias.empty() ? nullptr : bias.data() + t.first_row_of_matrix;
     const Activation kind = t.matrix->activation(mode);
-    kernels().matmul(t.matrix->view(), t.product->x->view(kind), t.row_begin, t.row_end, t.group_begin, t.group_end, out);
+    kernels().matmul(t.matrix->view(), t.product->x->view(kind), t.row_begin, t.row_end, t.group_begin, t.group_end, out,
+                     beside.of_task(i, count));
   });
+}
+
+// With more rows than are multiplied at a time a step has prompts, whose attention waits for arithmetic.
+int64_t lines_beside(const Linear& linear, ActivationMode mode, int rows) {
+  int64_t lines = 0;
+  for (const auto& part : linear.parts) lines += rows > kRowBlock ? 0 : kernels().lines_beside(part->view(), part->activation(mode), rows);
+  return lines;
 }
 
 }  // namespace trivium

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kv_ahead.h"
 #include "model.h"
 #include "pool.h"
 
@@ -43,11 +44,15 @@ struct Product {
   MatmulOutput out;  // out points at row 0 of the activations
 };
 
-// Runs the products as one parallel loop.
-void multiply(const std::vector<Product>& products, ActivationMode mode);
-inline void multiply(const Linear& linear, const Activations& x, int rows, const MatmulOutput& out, ActivationMode mode) {
-  multiply({Product{&linear, &x, 0, rows, out}}, mode);
+// Runs the products as one parallel loop, which also fetches `beside`.
+void multiply(const std::vector<Product>& products, ActivationMode mode, const KvShare& beside = {});
+inline void multiply(const Linear& linear, const Activations& x, int rows, const MatmulOutput& out, ActivationMode mode,
+                     const KvShare& beside = {}) {
+  multiply({Product{&linear, &x, 0, rows, out}}, mode, beside);
 }
+
+// How many cache lines a product has time to fetch.
+int64_t lines_beside(const Linear& linear, ActivationMode mode, int rows);
 
 // f(row) for every row; on the pool when there are enough of them to pay for it.
 template <typename F>

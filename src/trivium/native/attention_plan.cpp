@@ -14,7 +14,6 @@ namespace {
 constexpr int kTileRows = 6;        // of most instruction sets' kernels: queries that are computed together
 constexpr int kFetch = 2;           // what going through a tile's keys and values costs, in queries
 constexpr double kMerging = 1.2;    // what computing tiles apart, and merging them, costs more, of a query's own cost
-constexpr int kFewQueries = 12;     // an item with no more waits for memory
 constexpr int kTasks = 4;           // per thread, of such items: with more, too few know what comes next; with fewer, threads wait
 
 // Items of at most `most` queries.

@@ -8,6 +8,8 @@ namespace trivium {
 
 struct StepInput;
 
+constexpr int kFewQueries = 12;  // an item with no more waits for memory
+
 // Query rows of one sequence and KV head, which go through the same key tiles together: (position, head of the group) pairs,
 // position-major, [begin, end).
 struct AttentionItem {

@@ -69,7 +69,8 @@ StepOutput Stepper::run(const StepInput& in) {
   pool.begin_step();
   embed(in);
   prepare_rope(in);
-  attention_plans_.clear();
+  attentions_.clear();
+  ahead_.clear();
   sequence_of_row_.resize(static_cast<size_t>(in.num_rows));
   for (int32_t s = 0; s < in.num_sequences; s++) {
     for (int32_t i = in.query_starts[s]; i < in.query_starts[s + 1]; i++) sequence_of_row_[i] = s;
@@ -168,14 +169,15 @@ void Stepper::attention_block(const StepInput& in, int index) {
   const int rows = in.num_rows, width = config_.q_size() + 2 * config_.kv_size(), q_size = config_.q_size();
   norm_rows(layer.attention_norm, layer.qkv, rows, &hidden_act_);
   grow(qkv_, static_cast<size_t>(rows) * width);
-  multiply(layer.qkv, hidden_act_, rows, {qkv_.data(), width, nullptr, false, 1.0f}, config_.activation);
+  multiply(layer.qkv, hidden_act_, rows, {qkv_.data(), width, nullptr, false, 1.0f}, config_.activation, beside(layer.qkv, rows));
   write_kv(in, index);
   grow(attended_, static_cast<size_t>(rows) * q_size);
   attend(in, index);
+  begin_fetching(in, index + 1);
   attended_act_.reserve(layer.attention_output, config_.activation, rows, q_size);
   for_rows(rows, [&](int i) { attended_act_.set_row(i, attended_.data() + static_cast<int64_t>(i) * q_size); });
   multiply(layer.attention_output, attended_act_, rows, {x_.data(), config_.hidden_size, nullptr, true, config_.residual_multiplier},
-           config_.activation);
+           config_.activation, beside(layer.attention_output, rows));
 }
 
 // Norms and rotates queries and keys, and keeps keys and values in the cache. Keys of integers want queries of integers.
@@ -231,14 +233,15 @@ void Stepper::feed_forward(int index, int rows) {
 void Stepper::dense(const FeedForward& ffn, const Activations& in, int rows, float multiplier) {
   const int inner = ffn.gate_up.rows() / 2;
   grow(inner_, static_cast<size_t>(rows) * 2 * inner);
-  multiply(ffn.gate_up, in, rows, {inner_.data(), 2 * inner, nullptr, false, 1.0f}, config_.activation);
+  multiply(ffn.gate_up, in, rows, {inner_.data(), 2 * inner, nullptr, false, 1.0f}, config_.activation, beside(ffn.gate_up, rows));
   inner_act_.reserve(ffn.down, config_.activation, rows, inner);
   for_rows(rows, [&](int i) {
     float* gate = inner_.data() + static_cast<int64_t>(i) * 2 * inner;
     kernels().silu_mul(gate, gate, gate + inner, inner);
     inner_act_.set_row(i, gate);
   });
-  multiply(ffn.down, inner_act_, rows, {x_.data(), config_.hidden_size, nullptr, true, multiplier}, config_.activation);
+  multiply(ffn.down, inner_act_, rows, {x_.data(), config_.hidden_size, nullptr, true, multiplier}, config_.activation,
+           beside(ffn.down, rows));
 }
 
 void Stepper::add_layer_vectors(const StepInput& in, int layer) {

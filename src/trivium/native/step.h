@@ -7,6 +7,7 @@
 
 #include "activations.h"
 #include "attention_plan.h"
+#include "kv_ahead.h"
 #include "kv_cache.h"
 #include "model.h"
 #include "sampler.h"
@@ -75,13 +76,22 @@ class Stepper {
     const uint32_t* mask;
   };
 
+  // The attention of layers with one window.
+  struct Attention {
+    AttentionPlan plan;
+    KvRuns runs;  // listed when they are first wanted
+  };
+
   void check(const StepInput& input) const;
   void find_faults(const StepInput& input, StepOutput* output) const;
   void embed(const StepInput& input);
   void prepare_rope(const StepInput& input);
   void attention_block(const StepInput& input, int layer);
   void write_kv(const StepInput& input, int layer);
+  Attention& attention_of(const StepInput& input, int layer);
   void attend(const StepInput& input, int layer);
+  void begin_fetching(const StepInput& input, int layer);
+  KvShare beside(const Linear& linear, int rows);
   void feed_forward(int layer, int rows);
   void dense(const FeedForward& ffn, const Activations& in, int rows, float multiplier);
   void experts(int layer, int rows);
@@ -103,7 +113,8 @@ class Stepper {
   std::vector<int16_t> q_codes_;  // queries for keys of int8 [rows, num_heads, head_dim_padded]
   std::vector<float> q_scales_;   // [rows, num_heads]
   std::vector<int32_t> sequence_of_row_;
-  std::map<int, AttentionPlan> attention_plans_;  // of this step, by the layers' windows
+  std::map<int, Attention> attentions_;  // of this step, by the layers' windows
+  KvAhead ahead_;
   Activations hidden_act_, attended_act_, inner_act_;
 
   // Mixture of experts: (token, slot) pairs sorted by expert.

@@ -229,14 +229,42 @@ void attend_split(const Geometry& g, const AttentionPlan& plan, const KvCache& c
 
 }  // namespace
 
+Stepper::Attention& Stepper::attention_of(const StepInput& in, int layer) {
+  const int window = config_.windows[static_cast<size_t>(layer)], group = config_.num_heads / config_.num_kv_heads;
+  auto found = attentions_.find(window);
+  if (found == attentions_.end()) {
+    const int threads = Pool::instance().num_threads();
+    found = attentions_.emplace(window, Attention{plan_attention(in, config_.num_kv_heads, group, window, threads), {}}).first;
+  }
+  return found->second;
+}
+
+// What attention of `layer` will read is fetched by the products from that of the layer before it on.
+void Stepper::begin_fetching(const StepInput& in, int layer) {
+  ahead_.clear();
+  if (layer == config_.num_layers) return;
+  const Layer &before = model_.layers[static_cast<size_t>(layer - 1)], &own = model_.layers[static_cast<size_t>(layer)];
+  const auto lines_of = [&](const Linear& linear) { return lines_beside(linear, config_.activation, in.num_rows); };
+  int64_t lines = lines_of(before.attention_output) + lines_of(own.qkv);
+  const bool moe = config_.moe_layers[static_cast<size_t>(layer - 1)];
+  if (!moe || config_.shared_size > 0) {
+    const FeedForward& ffn = moe ? before.shared : before.dense;
+    lines += lines_of(ffn.gate_up) + lines_of(ffn.down);
+  }
+  if (lines == 0) return;
+  Attention& attention = attention_of(in, layer);
+  if (attention.runs.starts.empty()) attention.runs = list_kv_runs(in, attention.plan, cache_, Pool::instance().num_threads());
+  AttentionArgs args{};
+  cache_.locate(layer, 0, &args);
+  ahead_.begin(attention.runs, args.cache, lines);
+}
+
+KvShare Stepper::beside(const Linear& linear, int rows) { return ahead_.take(lines_beside(linear, config_.activation, rows)); }
+
 void Stepper::attend(const StepInput& in, int layer) {
   const int window = config_.windows[static_cast<size_t>(layer)], group = config_.num_heads / config_.num_kv_heads;
   Pool& pool = Pool::instance();
-  auto found = attention_plans_.find(window);
-  if (found == attention_plans_.end()) {
-    found = attention_plans_.emplace(window, plan_attention(in, config_.num_kv_heads, group, window, pool.num_threads())).first;
-  }
-  const AttentionPlan& plan = found->second;
+  const AttentionPlan& plan = attention_of(in, layer).plan;
   const Geometry g{in, config_, window, group, qkv_.data(), q_codes_.data(), q_scales_.data()};
   if (plan.num_whole() == static_cast<int>(plan.items.size())) {
     pool.run(plan.num_tasks(), [&](int task) { attend_whole(g, plan, task, cache_, layer, attended_.data()); });

@@ -16,6 +16,7 @@ namespace {
 #include "simd_avx2_pairs.h"
 constexpr const char* kName = "avx2";
 #include "vector_ops.inl"
+#include "fetching.inl"
 #include "matmul.inl"
 #include "attention.inl"
 #include "table.inl"

@@ -14,6 +14,7 @@ namespace {
 #include "simd_avx512.h"
 constexpr const char* kName = "avx512";
 #include "vector_ops.inl"
+#include "fetching.inl"
 #include "matmul.inl"
 #include "attention.inl"
 #include "table.inl"

@@ -44,6 +44,15 @@ struct PackedView {
   bool expanded;      // groups unpacked for many rows: W4 with a byte per code; W6 and W8 in fours, if activations are int8
   uint8_t* unpacked;  // where groups of W6 or W8 shall go as they are unpacked, or nullptr
   const uint8_t* fetch;  // the next groups' bytes that a tile fetches as its share, or nullptr if it fetches for itself
+  const uint8_t* beside;  // where other lines begin that it fetches as well, if `fetch` is set
+  int64_t beside_step;    // bytes of them per block
+};
+
+// Lines that will be wanted soon, for a matmul to fetch: `count` runs of `lines` neighbours each.
+struct FetchList {
+  const uint8_t* base = nullptr;
+  const int64_t* offsets = nullptr;  // of the runs, in bytes
+  int count = 0, lines = 0;
 };
 
 enum class Activation : uint8_t { kInt8, kInt16, kFloat32 };
@@ -109,9 +118,11 @@ struct Kernels {
   const char* name;
   bool bytes_by_bytes;  // whether matmul takes int8 activations for W6 and W8; else it takes int16
 
-  // out[m, group rows] for groups [group_begin, group_end) and activation rows [row_begin, row_end).
+  // out[m, group rows] for groups [group_begin, group_end) and activation rows [row_begin, row_end). Fetches the lines of `beside`.
   void (*matmul)(const PackedView& w, const ActivationView& x, int row_begin, int row_end, int group_begin, int group_end,
-                 const MatmulOutput& out);
+                 const MatmulOutput& out, const FetchList& beside);
+  // How many lines a product with `rows` rows, all groups of it, has time to fetch beside its weights.
+  int64_t (*lines_beside)(const PackedView& w, Activation kind, int rows);
 
   // Quantise a row of n floats per block of 32 (the tail padded with zeros). `sums`, `offsets` and `biases` as in ActivationView; no biases if
   // nullptr.

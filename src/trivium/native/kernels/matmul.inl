@@ -4,8 +4,6 @@
 //   acc += (dot * x_scale) * w_scale;  acc += x_sum * w_min
 // in the order of the blocks: the same operations for a row whatever the tile it is in. packed_block.h says where things lie.
 
-constexpr int kPrefetch = 8192;  // bytes ahead in the weight stream; 6 to 12 KB measured best where a thread reads 25 GB/s
-
 // The scales of a block of `Codes` bytes of codes and `Parts` vectors of scales.
 template <bool Nested, int Codes, int Parts>
 struct Block {
@@ -61,32 +59,6 @@ inline void clear(vf (*acc)[G]) {
   }
 }
 
-// Tiles that run one after the other on the same groups share the fetching of the next ones, in so many parts. If the first fetched all,
-// it would wait for memory, which would idle while the others multiply.
-constexpr int kShares = 2;
-
-// Lines of a share, per block of so many bytes in each of `groups`.
-constexpr int share_lines(int groups, int64_t block_bytes) {
-  return static_cast<int>((groups * block_bytes + kShares * 64 - 1) / (kShares * 64));
-}
-
-// While a tile multiplies block `b`, of `Bytes` as it is packed, at `w`.
-template <bool Shares, int G, int Bytes>
-inline void prefetch_block(const PackedView& view, const uint8_t* w, int64_t step, int b) {
-  if constexpr (Shares) {
-    const uint8_t* from = view.fetch + static_cast<int64_t>(b) * (G * Bytes);
-    constexpr int kLines = share_lines(G, Bytes);
-    TRIVIUM_UNROLL for (int line = 0; line < kLines; line++) __builtin_prefetch(from + 64 * line);
-  } else {
-    constexpr int kAhead = kPrefetch / G;
-    // Past the end of a group lies the next one, which with two is being read already: what follows them both is meant.
-    const uint8_t* from = w + kAhead + (G > 1 && b + kAhead / Bytes >= view.blocks ? (G - 1) * step : 0);
-    TRIVIUM_UNROLL for (int g = 0; g < G; g++) {
-      TRIVIUM_UNROLL for (int line = 0; line < Bytes; line += 64) __builtin_prefetch(from + g * step + line);
-    }
-  }
-}
-
 // `Expansion` and `Fours`, whose members are looked up only where there are any.
 template <int>
 struct Dependent {
@@ -108,7 +80,7 @@ TRIVIUM_FLATTEN void tile_w4(const uint8_t* w, const PackedView& view, const Act
   const int16_t* q16 = x.q16 + row * stride;
   for (int b = 0; b < view.blocks; b++) {
     const uint8_t* codes = B::codes(w, b);
-    prefetch_block<Shares, G, Packed::kBytes>(view, codes, step, b);
+    prefetch_block<Shares, Shares && !Expanded && (kBesideLines > 0), G, Packed::kBytes>(view, codes, step, b);
     vi dot[R][G];
     if constexpr (Expanded) {
       Dependent<R>::type::template dot<R, G>(codes, step, q8 + b * kBlock, stride, dot);
@@ -176,7 +148,7 @@ TRIVIUM_FLATTEN void tile_w8(const uint8_t* w, const PackedView& view, const Act
   const int64_t step = view.group_bytes;
   for (int b = 0; b < view.blocks; b++) {
     const uint8_t* codes = B::codes(w, b);
-    prefetch_block<Shares, G, Packed::kBytes>(view, codes, step, b);
+    prefetch_block<Shares, Shares && (kBesideLines > 0), G, Packed::kBytes>(view, codes, step, b);
     accumulate_w8<B, R, G, Min, Half, Int8>(acc, codes, step, w, step, b, x);
   }
   finish_w8<R, G, Half>(acc, out);
@@ -223,7 +195,7 @@ TRIVIUM_FLATTEN void tile_unpacking(const uint8_t* w, const PackedView& view, co
   for (int b = 0; b < view.blocks; b++) {
     const uint8_t* from = From::codes(w, b);
     uint8_t* codes = Keep ? view.unpacked + (To::codes(view.unpacked, b) - view.unpacked) : local[0];
-    prefetch_block<Shares, G, From::kBytes>(view, from, step, b);
+    prefetch_block<Shares, Shares && (kBesideLines > 0), G, From::kBytes>(view, from, step, b);
     TRIVIUM_UNROLL for (int g = 0; g < G; g++) {
       uint8_t* to = codes + g * codes_step;
       if constexpr (W6) {
@@ -364,31 +336,6 @@ int tile_rows(int left) {
   return left >= 2 * R || left == R ? R : left > R ? (left + 1) / 2 : left;
 }
 
-// What each of the tiles of some rows fetches: the last ones the groups after [group, group + G), for what is fetched early is gone by
-// the time it is wanted; one alone its own.
-class Fetching {
- public:
-  template <int R, int G>
-  static Fetching of(const PackedView& packed, int rows, int group) {
-    const uint8_t* own = packed.data + group * packed.group_bytes;
-    return {own, own + G * packed.group_bytes, 64 * share_lines(G, packed.group_bytes / packed.blocks), (rows + R - 1) / R};
-  }
-
-  // The next tile.
-  void direct(PackedView* tile) {
-    const int share = kShares - tiles_left_--;
-    tile->fetch = alone_ ? nullptr : share < 0 ? own_ : next_ + share * share_bytes_;
-  }
-
- private:
-  Fetching(const uint8_t* own, const uint8_t* next, int share_bytes, int tiles)
-      : own_(own), next_(next), share_bytes_(share_bytes), tiles_left_(tiles), alone_(tiles == 1) {}
-
-  const uint8_t *own_, *next_;
-  int share_bytes_, tiles_left_;
-  bool alone_;
-};
-
 // All rows [row, row_end); the groups stay in the first-level cache.
 template <int R, int G>
 void run_rows(PackedView w, const ActivationView& x, int row, int row_end, int group, const MatmulOutput& out, Fetching fetching) {
@@ -414,29 +361,29 @@ PackedView unpacked_view(const PackedView& w, int group, const uint8_t* codes) {
 
 // All rows of G groups of W6 or W8, whose blocks unpacked are `To`: the first tile unpacks them for the others.
 template <typename To, int R, int G>
-void run_unpacked(const PackedView& w, const ActivationView& x, int row, int row_end, int group, const MatmulOutput& out) {
+void run_unpacked(const PackedView& w, const ActivationView& x, int row, int row_end, int group, const MatmulOutput& out, Beside* beside) {
   alignas(64) uint8_t codes[G * To::bytes(kUnpackBlocks)];
   PackedView packed = w, unpacked = unpacked_view<To>(w, group, codes);
   unpacked.expanded = true;
   const int rows = tile_rows<R>(row_end - row);
   if (rows < row_end - row) packed.unpacked = codes;
-  Fetching fetching = Fetching::of<R, G>(w, row_end - row, group);
+  Fetching fetching = Fetching::of<R, G>(w, row_end - row, group, beside);
   fetching.direct(&packed);
   run_some<R, G>(rows, packed, x, row, group, out);
   run_rows<R, G>(unpacked, x, row + rows, row_end, group, out, fetching);
 }
 
 template <int R, int G>
-void run_groups(const PackedView& w, const ActivationView& x, int row, int row_end, int group, const MatmulOutput& out) {
+void run_groups(const PackedView& w, const ActivationView& x, int row, int row_end, int group, const MatmulOutput& out, Beside* beside) {
   const bool unpacks = w.family == Family::kW6 || (w.family == Family::kW8 && x.kind == Activation::kInt8);
   if (!unpacks || w.blocks > kUnpackBlocks) {
-    run_rows<R, G>(w, x, row, row_end, group, out, Fetching::of<R, G>(w, row_end - row, group));
+    run_rows<R, G>(w, x, row, row_end, group, out, Fetching::of<R, G>(w, row_end - row, group, beside));
   } else if (w.nested) {
-    run_unpacked<Block<true, kCodes8, 2>, R, G>(w, x, row, row_end, group, out);
+    run_unpacked<Block<true, kCodes8, 2>, R, G>(w, x, row, row_end, group, out, beside);
   } else if (w.has_min) {
-    run_unpacked<Block<false, kCodes8, 2>, R, G>(w, x, row, row_end, group, out);
+    run_unpacked<Block<false, kCodes8, 2>, R, G>(w, x, row, row_end, group, out, beside);
   } else {
-    run_unpacked<Block<false, kCodes8, 1>, R, G>(w, x, row, row_end, group, out);
+    run_unpacked<Block<false, kCodes8, 1>, R, G>(w, x, row, row_end, group, out, beside);
   }
 }
 
@@ -465,25 +412,39 @@ template <bool Nested, bool Min>
 void expanded_matmul(const PackedView& w, const ActivationView& x, int row_begin, int row_end, int group_begin, int group_end,
                      const MatmulOutput& out) {
   alignas(64) uint8_t codes[Block<Nested, kCodes8, 1 + Min>::bytes(kUnpackBlocks)];
+  Beside nothing({}, 1);
   for (int group = group_begin; group < group_end; group++) {
-    const Fetching fetching = Fetching::of<kWideRows, 1>(w, row_end - row_begin, group);
+    const Fetching fetching = Fetching::of<kWideRows, 1>(w, row_end - row_begin, group, &nothing);
     run_rows<kWideRows, 1>(expand<Nested, Min>(w, group, codes), x, row_begin, row_end, group, out, fetching);
   }
 }
 
+inline bool expands(const PackedView& w, Activation kind, int rows) {
+  return Expansion::kPays && w.family == Family::kW4 && kind == Activation::kInt8 && w.blocks <= kUnpackBlocks && rows >= kExpandRows;
+}
+
 void matmul(const PackedView& w, const ActivationView& x, int row_begin, int row_end, int group_begin, int group_end,
-            const MatmulOutput& out) {
+            const MatmulOutput& out, const FetchList& list) {
   const int rows = row_end - row_begin;
   if constexpr (Expansion::kPays) {
-    if (w.family == Family::kW4 && x.kind == Activation::kInt8 && w.blocks <= kUnpackBlocks && rows >= kExpandRows) {
+    if (expands(w, x.kind, rows)) {
       const auto expanded = w.nested ? expanded_matmul<true, true> : w.has_min ? expanded_matmul<false, true> : expanded_matmul<false, false>;
       return expanded(w, x, row_begin, row_end, group_begin, group_end, out);
     }
   }
+  Beside beside(list, (group_end - group_begin) * ((rows + kNarrowRows - 1) / kNarrowRows));
   int group = group_begin;
   // Few rows are bound by memory and read one stream; many share each broadcast activation between two groups.
   if (rows > kNarrowRows) {
-    for (; group + kWideGroups <= group_end; group += kWideGroups) run_groups<kWideRows, kWideGroups>(w, x, row_begin, row_end, group, out);
+    for (; group + kWideGroups <= group_end; group += kWideGroups) {
+      run_groups<kWideRows, kWideGroups>(w, x, row_begin, row_end, group, out, &beside);
+    }
   }
-  for (; group < group_end; group++) run_groups<kNarrowRows, 1>(w, x, row_begin, row_end, group, out);
+  for (; group < group_end; group++) run_groups<kNarrowRows, 1>(w, x, row_begin, row_end, group, out, &beside);
+}
+
+int64_t lines_beside(const PackedView& w, Activation kind, int rows) {
+  static_assert(kBesideLines == 0 || (kWideGroups == 1 && kWideRows == kNarrowRows), "matmul counts tiles of one kind");
+  if (kBesideLines == 0 || rows <= kNarrowRows || kind == Activation::kFloat32 || expands(w, kind, rows)) return 0;
+  return int64_t{kBesideLines} * w.blocks * w.groups * ((rows + kNarrowRows - 1) / kNarrowRows);
 }

@@ -15,6 +15,7 @@ namespace {
 #include "simd_neon_mul.h"
 constexpr const char* kName = "neon";
 #include "vector_ops.inl"
+#include "fetching.inl"
 #include "matmul.inl"
 #include "attention.inl"
 #include "table.inl"

@@ -16,6 +16,7 @@ namespace {
 #include "simd_neon_dot.h"
 constexpr const char* kName = "neon_dot";
 #include "vector_ops.inl"
+#include "fetching.inl"
 #include "matmul.inl"
 #include "attention.inl"
 #include "table.inl"

@@ -13,6 +13,7 @@ namespace {
 #include "simd_portable.h"
 constexpr const char* kName = "portable";
 #include "vector_ops.inl"
+#include "fetching.inl"
 #include "matmul.inl"
 #include "attention.inl"
 #include "table.inl"

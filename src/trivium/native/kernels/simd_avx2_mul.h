@@ -15,6 +15,7 @@ inline void add_pairs(__m256i& sum, __m256i x, __m256i y) {
 
 constexpr int kNarrowRows = 4, kWideRows = 4;  // activation rows per tile
 constexpr int kAttentionRows = 4;              // query rows per tile
+constexpr int kBesideLines = 2;                // of other data that a tile fetches per block: its products take longer than its weights
 
 template <int R, int G>
 inline void dot_w4a8(const uint8_t* codes, int64_t, const int8_t* q, int64_t stride, vi (*sum)[G]) {

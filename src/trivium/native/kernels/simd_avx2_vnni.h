@@ -14,6 +14,7 @@ inline void add_pairs(__m256i& sum, __m256i x, __m256i y) {
 
 constexpr int kNarrowRows = 6, kWideRows = 6;  // activation rows per tile
 constexpr int kAttentionRows = 6;              // query rows per tile
+constexpr int kBesideLines = 0;  // see matmul.inl
 
 template <int R, int G>
 inline void start_sums(vi (*sum)[G], int32_t at) {

@@ -125,6 +125,7 @@ struct Expansion {  // see matmul.inl
 };
 // Query rows per tile, and how many vectors of keys or values they share.
 constexpr int kAttentionRows = 6;
+constexpr int kBesideLines = 0;  // see matmul.inl
 constexpr int attention_width(int) { return 4; }
 
 // Integer dot products of one block: 32 weights of G groups of 16 output rows, `step` bytes apart, with 32 activations of R rows.

@@ -146,6 +146,7 @@ struct Fours {  // the same
 };
 // Query rows per tile, and how many vectors of keys or values they share: 24 of the 32 registers accumulate at most.
 constexpr int kAttentionRows = 6;
+constexpr int kBesideLines = 0;  // see matmul.inl
 constexpr int attention_width(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 
 #include "simd_plain.h"

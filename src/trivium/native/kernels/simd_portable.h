@@ -136,6 +136,7 @@ struct Fours {  // the same
 };
 // Query rows per tile, and how many vectors of keys or values they share.
 constexpr int kAttentionRows = 4;
+constexpr int kBesideLines = 0;  // see matmul.inl
 constexpr int attention_width(int) { return 1; }
 
 // Integer dot products of one block: 32 weights of G groups of 16 output rows, `step` bytes apart, with 32 activations of R rows.
